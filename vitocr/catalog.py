@@ -1,0 +1,71 @@
+"""Which models there are, and what a name or a folder means. Reads descriptions only: no torch.
+
+A model is named by a file, by a run's folder, or by the name of one that ships in `vitocr/weights/`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vitocr.description import read_description
+from vitocr.errors import UserError, did_you_mean
+
+SHIPPED = Path(__file__).parent / "weights"
+IN_A_RUN = ("model.safetensors", "best.ckpt", "last.ckpt")  # what to take of a run's folder, best first
+
+
+def find_model(model: str | Path) -> Path:
+    """The checkpoint file that `model` stands for."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        for name in IN_A_RUN:
+            if (path / name).is_file():
+                return path / name
+        raise UserError(f"There is no model in the folder {path}: it has none of {', '.join(IN_A_RUN)}.")
+    if path.exists():
+        return path
+    shipped = {file.stem: file for file in SHIPPED.glob("*.safetensors")}
+    if str(model) in shipped:
+        return shipped[str(model)]
+    if len(path.parts) > 1 or path.suffix in (".safetensors", ".ckpt"):
+        return path  # meant as a file; who opens it says that it is not there
+    near = did_you_mean(str(model), [*shipped, *(entry.name for entry in Path().iterdir())])
+    raise UserError(f"There is no model {str(model)!r}.{near} `vitocr models` lists those there are.")
+
+
+def list_models(runs: str | Path = "runs") -> list[dict[str, Any]]:
+    """The shipped models, then the finished runs under `runs`, newest first.
+
+    Each is a dict: `name`, `path`, `shipped`, and `task`, `backbone`, `metrics` of its description.
+    """
+    shipped = sorted(SHIPPED.glob("*.safetensors"))
+    finished = sorted(Path(runs).rglob("model.safetensors"), key=lambda file: -file.stat().st_mtime)
+    found = []
+    for path in [*shipped, *finished]:
+        try:
+            description = read_description(path)
+        except UserError:
+            continue  # a broken or foreign file under runs/ should not hide the others
+        found.append(
+            {
+                "name": path.stem if path in shipped else str(path.parent),
+                "path": str(path),
+                "shipped": path in shipped,
+                "task": description["task"],
+                "backbone": backbone_name(description),
+                "metrics": description.get("metrics", {}),
+            }
+        )
+    return found
+
+
+def backbone_name(description: dict[str, Any]) -> str:
+    """How people call the backbone: the name it was chosen by, else its class and arguments."""
+    chosen = description.get("provenance", {}).get("backbone")
+    if isinstance(chosen, str):
+        return chosen
+    backbone = dict(description["model"]["backbone"])
+    kind = str(backbone.pop("_target_", "?")).rsplit(".", 1)[-1]
+    return f"{kind}({', '.join(f'{key}={json.dumps(value)}' for key, value in list(backbone.items())[:4])})"

@@ -1,0 +1,198 @@
+"""The `vitocr` command. Each command imports what it needs when it runs, so `--help` is instant.
+
+Exit codes: 0 all well, 1 some inputs could not be read, 2 a mistake that the message explains.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import vitocr
+from vitocr.errors import UserError
+
+app = typer.Typer(
+    help="Vision Transformers that turn pixels into a label: train, measure, use.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a bug should show a plain traceback
+)
+PASSED_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+}
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        help="A .safetensors or .ckpt file, a run's folder, or a name that `vitocr models` lists."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images that go through the model at once.")]
+
+
+@app.callback(invoke_without_command=True)
+def front(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"vitocr {vitocr.__version__}")
+        raise typer.Exit()
+
+
+@app.command(**PASSED_ON)
+def train(words: typer.Context) -> None:
+    """Train a model: vitocr train task=cifar10 budget=30m (its words are Hydra's; --help lists them)."""
+    from vitocr.train import main as train_main
+
+    train_main(list(words.args))
+
+
+@app.command(**PASSED_ON)
+def bench(words: typer.Context) -> None:
+    """Measure training speed on this machine, next to timm's ViT and the machine's peak."""
+    from vitocr.bench import main as bench_main
+
+    bench_main(list(words.args))
+
+
+@app.command("eval")
+def evaluate(
+    model: ModelName,
+    data: Annotated[
+        list[str] | None, typer.Option(help="`cifar10` or a folder of images; repeatable.")
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="train, val or test. Default: test, or the whole of a folder without one."),
+    ] = None,
+    data_dir: Annotated[Path, typer.Option(help="Where cifar10 is, or goes.")] = Path("data"),
+    batch_size: BatchSize = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a model: accuracy with its 95 % interval, per class, calibration, speed."""
+    from vitocr.evaluate import evaluate as measure
+    from vitocr.output import percent, progress, table
+
+    predictor = vitocr.load(model)
+    if not data and predictor.description["task"] != "cifar10":
+        raise UserError(
+            "Say on which data: --data FOLDER (a sub-folder a class, or a CSV), or --data cifar10."
+        )
+    for name in data or ["cifar10"]:
+        figures = measure(
+            predictor,
+            name,
+            split=split,
+            data_dir=data_dir,
+            batch_size=batch_size,
+            watch=lambda items, total: progress(items, total, what="evaluating"),
+        )
+        if as_json:
+            print(json.dumps(figures, ensure_ascii=False), flush=True)
+            continue
+        low, high = map(percent, figures["accuracy_95"])
+        top5 = f", top-5 {percent(figures['top5_accuracy'])}" if "top5_accuracy" in figures else ""
+        print(f"{figures['data']}, {figures['split']}: {figures['images']:,} images")
+        print(f"accuracy {percent(figures['accuracy'])} (95 % interval: {low} to {high}){top5}")
+        print(f"calibration error {figures['ece']:.4f}, negative log likelihood {figures['nll']:.4f} nats")
+        print(f"{figures['images_per_second']:,.0f} images/s, decoding included")
+        for failure in figures["skipped"]:
+            print(f"skipped: {failure['error']}", file=sys.stderr)
+        table(
+            sys.stdout,
+            ["class", "accuracy"],
+            [[name, percent(s)] for name, s in figures["per_class"].items()],
+        )
+
+
+@app.command()
+def predict(
+    model: ModelName,
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders or quoted globs.")],
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="A table with a heading.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write there instead, line by line as answers come.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
+    batch_size: BatchSize = 64,
+) -> None:
+    """Name what is in images. A file that cannot be read gets an error entry; the others are answered."""
+    from vitocr.data.folder import EXTENSIONS
+    from vitocr.output import csv_writer, find_images, human_writer, json_writer, progress
+
+    if as_json and as_csv:
+        raise UserError("Choose one of --json and --csv.")
+    predictor = vitocr.load(model)
+    paths = find_images(inputs, EXTENSIONS)
+    top_k = min(top_k, len(predictor.classes))
+    failed = 0
+    with ExitStack() as stack:
+        file = stack.enter_context(_open(out)) if out else sys.stdout
+        write = (
+            json_writer(file) if as_json else csv_writer(file, top_k) if as_csv else human_writer(file, paths)
+        )
+        results = predictor.stream(paths, batch_size=batch_size, top_k=top_k)
+        # On a terminal the answers themselves show how far we are.
+        for result in progress(results, len(paths), what="predicting", quiet=file.isatty()):
+            write(result)
+            failed += not result
+    if failed:
+        print(f"{failed:,} of {len(paths):,} inputs could not be read.", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
+def models(
+    runs: Annotated[Path, typer.Option(help="The folder of your runs.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List the models at hand: those that came with vitocr, then your runs, newest first."""
+    from vitocr.output import percent, table
+
+    found = vitocr.list_models(runs)
+    if as_json:
+        for entry in found:
+            print(json.dumps(entry, ensure_ascii=False))
+        return
+    shipped = [entry for entry in found if entry["shipped"]]
+    own = [entry for entry in found if not entry["shipped"]]
+    if not shipped:
+        print("No model ships with this version of vitocr.")
+    if not own:
+        print(f"No finished run in {runs}/ yet: `vitocr train task=cifar10 budget=10m` makes one.")
+    rows = []
+    for entry in found:
+        split = next((name for name in ("test", "val") if "accuracy" in entry["metrics"].get(name, {})), None)
+        metric = f"{percent(entry['metrics'][split]['accuracy'])} {split}" if split else "-"
+        rows.append(
+            [entry["task"], entry["backbone"], metric, entry["name"] if entry["shipped"] else entry["path"]]
+        )
+    if rows:
+        table(sys.stdout, ["task", "backbone", "accuracy", "model"], rows)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return open(path, "w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise UserError(f"Cannot write to {path}: {error.strerror}.") from error
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    try:
+        app(args=None if argv is None else list(argv), prog_name="vitocr")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

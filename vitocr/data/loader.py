@@ -1,0 +1,267 @@
+"""Batches, in an order that is a pure function of (seed, epoch) and can be taken up anywhere.
+
+Two loaders with one face: `ArrayLoader` gathers rows of decoded images (nearly free), `FileLoader` decodes
+files in worker processes. Both yield `Batch`, and both know their `position`: the number of global batches
+since the start of training, so `position = epoch * len(loader) + index`. Going on from a position gives the
+batches an uninterrupted run would have seen. Lightning may fetch a batch ahead: the position to save is that
+of the last batch trained on, plus one (`Batch.position + 1`).
+
+With `world` ranks, rank r takes the contiguous slice [r*b/w, (r+1)*b/w) of every global batch of b rows: put
+together, the ranks see exactly what one process sees. What is drawn for a row depends on (seed, epoch, row)
+alone, so neither the number of workers nor the number of ranks changes it.
+
+Without `shuffle` a loader is for evaluation: every pass starts at the first row, and with `drop_last=False`
+every row is seen exactly once across the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitocr.data.arrays import ImageArrays, Rows
+from vitocr.data.bad_files import BadFiles
+from vitocr.data.folder import decode_image
+from vitocr.errors import UserError
+from vitocr.preprocess import Preprocess
+
+Augment = Callable[[NDArray[np.uint8], int], NDArray[np.float32]]  # (H, W, 3) uint8, seed -> (3, h, w)
+
+
+class Batch(NamedTuple):
+    """Rows of one global batch that belong to this rank."""
+
+    images: Tensor  # (B, H, W, 3) uint8 from arrays; (B, 3, h, w) float32 normalised from files
+    targets: Tensor  # (B,) int64
+    position: int  # global batches since the start of training
+
+
+class Slice(NamedTuple):
+    """What a worker needs to make one batch: the rows of the global batch, and which of them are ours."""
+
+    position: int
+    epoch: int
+    rows: NDArray[np.int64]  # (b,) of the whole global batch
+    start: int
+    stop: int
+
+
+def epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """A permutation of n rows: the same for the same (n, seed, epoch), on every rank."""
+    return np.random.default_rng((seed, epoch)).permutation(n)
+
+
+class BatchPlan:
+    """Which rows come when. The part that both loaders share; holds the position."""
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = True,
+    ) -> None:
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1.")
+        if drop_last and batch_size % world:
+            raise UserError(
+                f"batch_size={batch_size} counts the images of all {world} processes: "
+                f"make it a multiple of {world}."
+            )
+        if drop_last and total < batch_size:
+            raise UserError(
+                f"The training split has {total} images, fewer than one batch of {batch_size}: "
+                f"set batch_size to {max(total // world * world, world)} or less."
+            )
+        self.total, self.batch_size, self.seed = total, batch_size, seed
+        self.rank, self.world, self.shuffle = rank, world, shuffle
+        self.batches = total // batch_size if drop_last else math.ceil(total / batch_size)
+        self.position = 0
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def set_position(self, position: int) -> None:
+        """The next pass starts at this global batch."""
+        self.position = position
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.set_position(state["position"])
+
+    def slices(self) -> Iterator[Slice]:
+        """The rest of the epoch that `position` is in. Does not move the position: the consumer does."""
+        if not self.shuffle:
+            self.position = 0
+        epoch, first = divmod(self.position, max(self.batches, 1))
+        order = (
+            epoch_order(self.total, seed=self.seed, epoch=epoch) if self.shuffle else np.arange(self.total)
+        )
+        for index in range(first, self.batches):
+            rows = order[index * self.batch_size : (index + 1) * self.batch_size]
+            start, stop = (len(rows) * r // self.world for r in (self.rank, self.rank + 1))
+            yield Slice(epoch * self.batches + index, epoch, rows, start, stop)
+
+
+class ArrayLoader(BatchPlan):
+    """Batches of uint8 images out of memory (or a memory map): one gather each, no worker processes."""
+
+    def __init__(
+        self,
+        arrays: ImageArrays,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = True,
+    ) -> None:
+        """batch_size: images of a global batch, all ranks together."""
+        super().__init__(
+            len(arrays),
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world=world,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
+        self.images = torch.from_numpy(arrays.images)  # (N, H, W, 3)
+        self.targets = torch.from_numpy(arrays.labels)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for part in self.slices():
+            rows = torch.from_numpy(part.rows[part.start : part.stop])
+            self.position = part.position + 1
+            yield Batch(self.images.index_select(0, rows), self.targets.index_select(0, rows), part.position)
+
+
+class FileLoader(BatchPlan):
+    """Batches of images that are augmented and normalised one by one, out of files (or out of memory).
+
+    augment: the training transform; without it, images go through `preprocess` (evaluation).
+    A file that cannot be read is named once and counted. In training (`shuffle`) the next readable row of the
+    same global batch takes its place; in evaluation its row is left out. More than `max_bad_fraction` of all
+    files unreadable is an error: then the data is at fault, not a file.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        preprocess: Preprocess,
+        augment: Augment | None = None,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        workers: int = 0,
+        max_bad_fraction: float = 0.05,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        """batch_size: images of a global batch, all ranks together. workers: processes of this rank."""
+        super().__init__(
+            len(rows),
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world=world,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
+        self.bad = BadFiles(len(rows), max_fraction=max_bad_fraction, say=say)
+        source = _Source(rows, preprocess, augment, seed=seed, replace_bad=shuffle)
+        self.loader: DataLoader[Any] = DataLoader(
+            source,
+            sampler=_Slices(self),
+            batch_size=None,  # `source` makes whole batches, as it replaces a bad file from the same batch
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            worker_init_fn=_one_thread if workers else None,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch, bad in self.loader:
+            for row, why in bad.items():
+                self.bad.add(row, why)
+            self.position = batch.position + 1
+            if len(batch.targets):
+                yield batch
+
+
+class _Slices:
+    """The sampler: asks the plan anew at every pass, so that a new position takes effect."""
+
+    def __init__(self, plan: BatchPlan) -> None:
+        self.plan = plan
+
+    def __iter__(self) -> Iterator[Slice]:
+        return self.plan.slices()
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+
+class _Source(Dataset[tuple[Batch, dict[int, str]]]):
+    """Makes one batch from one `Slice`. This is what worker processes get a copy of."""
+
+    def __init__(
+        self, rows: Rows, preprocess: Preprocess, augment: Augment | None, *, seed: int, replace_bad: bool
+    ) -> None:
+        self.rows, self.preprocess, self.augment = rows, preprocess, augment
+        self.seed, self.replace_bad = seed, replace_bad
+
+    def __getitem__(self, part: Slice) -> tuple[Batch, dict[int, str]]:
+        images: list[NDArray[np.float32]] = []
+        targets: list[int] = []
+        bad: dict[int, str] = {}
+        for slot in range(part.start, part.stop):
+            # This row, or else the rows after it; all ranks agree, since all look through the global batch.
+            stand_ins = len(part.rows) if self.replace_bad else 1
+            for row in np.roll(part.rows, -slot)[:stand_ins]:
+                try:
+                    images.append(self._image(row, part.epoch, slot_row=part.rows[slot]))
+                except UserError as error:
+                    bad[int(row)] = str(error)
+                else:
+                    targets.append(int(self.rows.labels[row]))
+                    break
+        height, width = self.preprocess.size
+        stacked = np.stack(images) if images else np.empty((0, 3, height, width), np.float32)
+        batch = Batch(torch.from_numpy(stacked), torch.tensor(targets, dtype=torch.int64), part.position)
+        return batch, bad
+
+    def _image(self, row: int, epoch: int, *, slot_row: int) -> NDArray[np.float32]:
+        image = (
+            self.rows.images[row] if isinstance(self.rows, ImageArrays) else decode_image(self.rows.path(row))
+        )
+        if self.augment is None:
+            return self.preprocess(image)
+        # Seeded by the row whose place it is, so that a stand-in is not augmented like its original.
+        seed = int(np.random.SeedSequence((self.seed, epoch, int(slot_row))).generate_state(1)[0])
+        return self.augment(image, seed)
+
+
+def _one_thread(_worker: int) -> None:
+    """Workers are the parallelism: a pool of OpenCV threads in each would fight over the same cores."""
+    with contextlib.suppress(ImportError):  # evaluation works without OpenCV
+        import cv2
+
+        cv2.setNumThreads(0)

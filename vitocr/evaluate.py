@@ -1,0 +1,114 @@
+"""How good a model is on a data set: the engine of `vitocr eval`.
+
+Classes are matched by name, never by position: the same data set read from folders in another order,
+or one that has only some of the model's classes, is measured rightly, and another data set is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vitocr.data.arrays import ImageArrays, Rows, Splits
+from vitocr.errors import UserError, did_you_mean
+from vitocr.metrics import summarise_classification
+from vitocr.results import Failure
+
+if TYPE_CHECKING:
+    from vitocr.predict import Predictor
+
+
+def evaluate(
+    predictor: Predictor,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    data_dir: str | Path = "data",
+    batch_size: int = 64,
+    watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda items, total: items,
+) -> dict[str, Any]:
+    """The figures of `predictor` on "cifar10" or on a folder of images, in plain types.
+
+    split: train, val or test; by default the test split, or all of a folder that has none.
+    watch: wraps the (iterable, length) of what is evaluated, for a progress bar.
+    """
+    name, split, rows, classes = _open(data, split, Path(data_dir))
+    to_model = torch.tensor(match_classes(classes, predictor.classes, data=name))
+
+    images: Iterable[Any] = rows.images if isinstance(rows, ImageArrays) else map(rows.path, range(len(rows)))
+    started = time.perf_counter()
+    logits, kept, skipped = [], [], []
+    answers = predictor.stream_logits(images, batch_size=batch_size)
+    for row, answer in enumerate(watch(answers, len(rows))):
+        if isinstance(answer.logits, Failure):
+            skipped.append(answer.logits.to_dict())
+        else:
+            logits.append(answer.logits)
+            kept.append(row)
+    seconds = time.perf_counter() - started
+    if not kept:
+        raise UserError(f"None of the {len(rows)} images of {name} ({split}) could be read.")
+
+    labels = to_model[torch.from_numpy(np.asarray(rows.labels)[kept]).long()]
+    return {
+        "data": name,
+        "split": split,
+        **summarise_classification(torch.stack(logits), labels, predictor.classes),
+        "seconds": seconds,
+        "images_per_second": len(rows) / seconds,
+        "skipped": skipped,
+    }
+
+
+def match_classes(classes: Sequence[str], known: Sequence[str], *, data: str) -> list[int]:
+    """For every class of a data set, its id in a model that knows the classes `known`."""
+    ids = {name: index for index, name in enumerate(known)}
+    names = [unicodedata.normalize("NFC", name) for name in classes]
+    strangers = [name for name in names if name not in ids]
+    if strangers:
+        shown = ", ".join(f"{name!r}" for name in strangers[:5]) + (", ..." if len(strangers) > 5 else "")
+        model_names = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
+        raise UserError(
+            f"{data} has {len(strangers)} of {len(names)} classes that the model does not know: {shown}."
+            f"{did_you_mean(strangers[0], known)} The model's classes are: {model_names}."
+        )
+    return [ids[name] for name in names]
+
+
+def _open(data: str | Path, split: str | None, data_dir: Path) -> tuple[str, str, Rows, tuple[str, ...]]:
+    if str(data) == "cifar10":
+        from vitocr.data.cifar10 import load_cifar10
+
+        splits = load_cifar10(data_dir, say=partial(print, file=sys.stderr))
+    elif Path(data).is_dir() or Path(data).suffix == ".csv":
+        from vitocr.data.folder import scan_folder
+
+        # A folder without splits is one set; its val split is the one that training would hold out.
+        splits = scan_folder(Path(data), val_fraction=0.1 if split else 0.0)
+    else:
+        hint = did_you_mean(
+            str(data), ["cifar10", *(entry.name for entry in Path().iterdir() if entry.is_dir())]
+        )
+        raise UserError(f"There is no data set {str(data)!r}: give `cifar10` or a folder of images.{hint}")
+    split, rows = _choose(splits, split)
+    return splits.name, split, rows, splits.classes
+
+
+def _choose(splits: Splits, split: str | None) -> tuple[str, Rows]:
+    there = {name: rows for name in ("test", "val", "train") if (rows := getattr(splits, name)) is not None}
+    if split is None:
+        split = next(iter(there))
+        return ("all" if list(there) == ["train"] else split), there[split]
+    if split not in there:
+        raise UserError(
+            f"{splits.name} has no split {split!r}; it has {', '.join(there)}.{did_you_mean(split, there)}"
+        )
+    return split, there[split]

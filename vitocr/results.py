@@ -1,0 +1,44 @@
+"""What a prediction gives back: a `Label`, or a `Failure` where an input could not be read.
+
+Frozen plain data without torch, so results can be pickled, compared and sent anywhere. A `Failure` is
+falsy: `[r for r in results if r]` keeps the answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Label:
+    """The class an image was given. `confidence` and those in `top` are probabilities from 0 to 1."""
+
+    name: str
+    confidence: float
+    top: tuple[tuple[str, float], ...]  # the k most likely (name, probability), best first
+    index: int  # the class id, a position in `Predictor.classes`
+    source: str | None = None  # the file it was read from; None for an image given in memory
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "name": self.name,
+            "confidence": self.confidence,
+            "index": self.index,
+            "top": [{"name": name, "confidence": confidence} for name, confidence in self.top],
+        }
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Stands in the results where an input could not be read."""
+
+    source: str
+    message: str
+
+    def __bool__(self) -> bool:
+        return False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"source": self.source, "error": self.message}

@@ -1,0 +1,152 @@
+"""Muon for the block matrices, AdamW for everything else, in one optimiser.
+
+Muon (Jordan et al., 2024) replaces the momentum of a weight matrix by the nearest matrix with all
+singular values near one, found by a few Newton-Schulz steps. At equal time it reached in two epochs of
+CIFAR-10 what AdamW needed four for; it costs a few per cent of a step. Ours differs from
+`torch.optim.Muon` in two ways that make it cheaper: matrices of one shape are orthogonalised together,
+and under data parallelism every rank does its share of them and the ranks exchange the results.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from vitocr.errors import UserError, did_you_mean
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # the quintic of the Muon paper: steepest at zero
+
+
+def orthogonalise(stack: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """The matrices of `stack` (n, rows, cols) with all their singular values brought near one."""
+    a, b, c = NEWTON_SCHULZ
+    x = stack.to(dtype)
+    tall = x.shape[1] > x.shape[2]
+    if tall:  # the iteration works on the smaller of the two Gram matrices
+        x = x.transpose(1, 2)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.transpose(1, 2)  # (n, r, r)
+        x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
+    return x.transpose(1, 2) if tall else x
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Parameter groups say which rule they follow: `rule="muon"` (2-D parameters only) or `"adamw"`."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], *, ns_steps: int = 5, ns_dtype: torch.dtype) -> None:
+        super().__init__(list(groups), {"lr": 0.0, "weight_decay": 0.0})
+        self.ns_steps, self.ns_dtype = ns_steps, ns_dtype
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                (self.muon_step if group["rule"] == "muon" else self.adamw_step)(group, params)
+        return loss
+
+    def adamw_step(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            if not self.state[p]:
+                self.state[p] = {
+                    "step": torch.zeros((), dtype=torch.float32),
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }
+        states = [self.state[p] for p in params]
+        beta1, beta2 = group["betas"]
+        adamw(
+            params,
+            [p.grad for p in params],  # type: ignore[misc]  # filtered in step()
+            [s["exp_avg"] for s in states],
+            [s["exp_avg_sq"] for s in states],
+            [],
+            [s["step"] for s in states],
+            foreach=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=1e-8,
+            maximize=False,
+        )
+
+    def muon_step(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            if not self.state[p]:
+                self.state[p] = {"momentum": torch.zeros_like(p)}
+        momenta = [self.state[p]["momentum"] for p in params]
+        gradients = [p.grad for p in params]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        nesterov = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        updates = self.orthogonalise_together(nesterov)
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        for p, update in zip(params, updates, strict=True):
+            # Keeps the size of the change to the layer's output alike for wide and tall matrices.
+            p.add_(update, alpha=-group["lr"] * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
+
+    def orthogonalise_together(self, matrices: list[Tensor]) -> list[Tensor]:
+        by_shape: dict[torch.Size, list[int]] = defaultdict(list)
+        for i, matrix in enumerate(matrices):
+            by_shape[matrix.shape].append(i)
+        world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        rank = dist.get_rank() if world > 1 else 0
+        updates: list[Tensor] = [torch.empty(0)] * len(matrices)
+        for shape, where in by_shape.items():
+            share = -(-len(where) // world)  # rounded up: the last rank may have less to do
+            mine = [matrices[i] for i in where[rank * share : (rank + 1) * share]]
+            result = matrices[0].new_zeros((share, *shape), dtype=self.ns_dtype)
+            if mine:
+                result[: len(mine)] = orthogonalise(torch.stack(mine), self.ns_steps, self.ns_dtype)
+            if world > 1:
+                everyone = result.new_empty((world * share, *shape))
+                dist.all_gather_into_tensor(everyone, result)
+                result = everyone
+            for i, update in zip(where, result, strict=False):  # rows past the last matrix are padding
+                updates[i] = update
+        return updates
+
+
+def build_optimizer(model: nn.Module, spec: dict[str, Any]) -> torch.optim.Optimizer:
+    """`spec` is conf/optim/*.yaml. Muon takes the matrices inside blocks; the embedding, the head and
+    everything that is not a matrix go to AdamW, and what is not a matrix is not decayed."""
+    name = spec["name"]
+    if name not in ("muon", "adamw"):
+        raise UserError(f"optim.name={name}: choose muon or adamw.{did_you_mean(name, ['muon', 'adamw'])}")
+    matrices, others, undecayed = [], [], []
+    for path, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        if p.ndim < 2 or path.endswith(("positions", "class_token", "pos_embed", "cls_token")):
+            undecayed.append(p)
+        elif name == "muon" and p.ndim == 2 and "blocks." in path:
+            matrices.append(p)
+        else:
+            others.append(p)
+    adamw_group = {"rule": "adamw", "lr": spec["lr"], "betas": tuple(spec["betas"])}
+    groups = [
+        adamw_group | {"params": others, "weight_decay": spec["weight_decay"]},
+        adamw_group | {"params": undecayed, "weight_decay": 0.0},
+    ]
+    if matrices:
+        muon = spec["muon"]
+        groups.append({"rule": "muon", "params": matrices} | {k: muon[k] for k in ("lr", "momentum", "weight_decay")})
+    for group in groups:
+        group["base_lr"] = group["lr"]  # what the schedule scales
+    # Newton-Schulz tolerates bfloat16, which is slow only on CPUs without the instructions for it.
+    fast_bf16 = matrices and (matrices[0].is_cuda or torch.cpu._is_avx512_bf16_supported())
+    return MuonAdamW(
+        [group for group in groups if group["params"]],
+        ns_steps=spec["muon"]["ns_steps"],
+        ns_dtype=torch.bfloat16 if fast_bf16 else torch.float32,
+    )

@@ -1,0 +1,19 @@
+"""Lightning's advice, less what is untrue of our runs or said to nobody."""
+
+import logging
+import warnings
+
+
+def lightning() -> None:
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.distributed",
+                 "lightning.pytorch.accelerators.cuda", "lightning.pytorch.callbacks.model_summary"):  # fmt: skip
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for pattern in (
+        ".*does not have many workers.*",  # on a CPU a worker takes a core from training
+        ".*`max_epochs` was not set.*",
+        ".*Found .* module.* in eval mode.*",
+        ".*treespec.*is deprecated.*",
+        ".*DDP.*unused parameters.*",
+        ".*isinstance.treespec.*",
+    ):
+        warnings.filterwarnings("ignore", pattern)

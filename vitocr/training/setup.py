@@ -1,0 +1,190 @@
+"""From a configuration to the parts of a run: data, model and its description, Lightning's trainer."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from hydra.utils import instantiate
+from torch.multiprocessing import ProcessRaisedException
+
+from vitocr import machine
+from vitocr.codec import Classes
+from vitocr.data.arrays import Splits
+from vitocr.data.batch_augment import BatchAugment
+from vitocr.description import describe
+from vitocr.errors import UserError
+from vitocr.models.model import Model, build_model
+from vitocr.preprocess import Preprocess
+from vitocr.training.callbacks import AtomicCheckpointIO, Averager, Keeper, Recorder, Timekeeper
+from vitocr.training.clock import Clock, parse_seconds
+from vitocr.training.display import Display
+from vitocr.training.feed import Feed
+from vitocr.training.module import Recipe, Training
+
+Say = Callable[[str], object]
+
+
+def load_data(config: dict[str, Any], *, say: Say) -> Splits:
+    """`data._target_` names a function that returns Splits; the rest of `data:` are its arguments."""
+    extra = {"say": say} if config["data"]["_target_"].startswith("vitocr.") else {}
+    splits: Splits = instantiate(config["data"], **extra, _convert_="all")
+    for note in splits.notes:
+        say(note)
+    return splits
+
+
+def name_of(part: dict[str, Any]) -> str:
+    return str(part["_target_"]).rpartition(".")[2]
+
+
+def build(config: dict[str, Any], splits: Splits, *, plan: machine.Plan) -> tuple[Model, dict[str, Any]]:
+    codec = Classes(splits.classes)
+    preprocess = Preprocess.from_dict(config["preprocess"])
+    spec = {
+        "image_size": list(preprocess.size),
+        "backbone": config["backbone"],
+        "head": config["head"] | {"classes": len(codec)},
+    }
+    description = describe(
+        task=config["name"],
+        kind="classify",
+        model=spec,
+        codec=codec.to_dict(),
+        preprocess=preprocess.to_dict(),
+        provenance={
+            "config": config,
+            "data": {"name": splits.name, "fingerprints": dict(splits.fingerprints)},
+            "git": git_revision(),
+            "hardware": {
+                "cpu": cpu_name(),
+                "cores": machine.usable_cores(),
+                "gpu": torch.cuda.get_device_name() if plan.accelerator == "gpu" else None,
+                "torch": torch.__version__,
+            },
+            "plan": asdict(plan),
+        },
+    )
+    return build_model(description["model"]), description
+
+
+def build_trainer(
+    config: dict[str, Any], splits: Splits, model: Model, description: dict[str, Any], *,
+    clock: Clock, plan: machine.Plan, folder: Path, say: Say,
+) -> tuple[L.Trainer, Training, Feed]:  # fmt: skip
+    preprocess = Preprocess.from_dict(config["preprocess"])
+    augment = build_batch_augment(config)
+    feed = Feed(
+        splits,
+        preprocess=preprocess,
+        batch_size=config["batch_size"],
+        eval_batch_size=500,
+        seed=config["seed"],
+        workers=plan.workers,
+        augment=None,
+        max_bad_fraction=config["max_bad_fraction"],
+        say=say,
+    )
+    module = Training(
+        model,
+        description=description,
+        optim=config["optim"],
+        recipe=Recipe(**{name: config[name] for name in Recipe._fields}),
+        clock=clock,
+        seed=config["seed"],
+        augment=augment,
+    )
+    batches = feed.batches_per_epoch()
+    timekeeper = Timekeeper(
+        clock, sync_every=1 if plan.accelerator == "cpu" else 10, last_checkpoint=folder / "last.ckpt"
+    )
+    recorder = Recorder(
+        folder,
+        display=Display(),
+        elapsed=timekeeper,
+        batch_size=config["batch_size"],
+        batches_per_epoch=batches,
+        every_steps=config["log_every_steps"],
+        flops_per_image=flop_counter(model, preprocess.size),
+        last_images=(len(splits.val or ()), len(splits.test or ())),
+    )
+    keeper = Keeper(
+        folder,
+        timekeeper=timekeeper,
+        recorder=recorder,
+        every_s=parse_seconds(config["save_every"]),
+        every_steps=config["save_every_steps"],
+    )
+    averager = [Averager(config["ema"])] if config["ema"] else []
+    logger = instantiate(config["logger"]) if config["logger"] else False
+    trainer = L.Trainer(
+        accelerator=plan.accelerator,
+        devices=plan.devices,
+        strategy=plan.strategy,
+        precision=plan.precision,  # type: ignore[arg-type]
+        logger=logger,
+        callbacks=[timekeeper, *averager, recorder, keeper],  # the clock moves before anyone reads it
+        plugins=[AtomicCheckpointIO()],
+        max_epochs=-1,
+        max_steps=clock.steps if clock.steps is not None else -1,
+        val_check_interval=max(1, round(batches * config["val_every"])) if splits.val is not None else None,
+        check_val_every_n_epoch=None if splits.val is not None else 1,
+        limit_val_batches=None if splits.val is not None else 0,
+        gradient_clip_val=config["clip"] or None,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,  # the loaders know their rank
+        log_every_n_steps=10**9,  # the Recorder logs
+    )
+    return trainer, module, feed
+
+
+def build_batch_augment(config: dict[str, Any]) -> BatchAugment | None:
+    return BatchAugment(**{k: v for k, v in config["augment"].items() if k != "kind"}, seed=config["seed"])
+
+
+def fit(trainer: L.Trainer, module: Training, feed: Feed, *, checkpoint: Path | None) -> None:
+    try:
+        trainer.fit(module, feed, ckpt_path=checkpoint, weights_only=True)
+    except ProcessRaisedException as error:  # carries a forked rank's traceback as text
+        _, found, message = str(error).rpartition("vitocr.errors.UserError: ")
+        if found:
+            raise UserError(message.strip()) from None
+        raise
+
+
+def flop_counter(model: Model, size: tuple[int, int]) -> Callable[[float], float]:
+    """Multiplications and additions of the matmuls of one training step, per image, by share of patches kept."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    @cache
+    def count(keep: float) -> float:
+        with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
+            model(torch.zeros(2, 3, *size, device=next(model.parameters()).device), keep=keep)
+        return 3 * counter.get_total_flops() / 2  # the backward pass costs two forward passes
+
+    return count
+
+
+def git_revision() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine() or os.name
