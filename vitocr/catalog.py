@@ -5,7 +5,6 @@ A model is named by a file, by a run's folder, or by the name of one that ships 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def list_models(runs: str | Path = "runs") -> list[dict[str, Any]]:
     for path in [*shipped, *finished]:
         try:
             description = read_description(path)
-        except UserError:
+        except (UserError, OSError):
             continue  # a broken or foreign file under runs/ should not hide the others
         found.append(
             {
@@ -62,10 +61,10 @@ def list_models(runs: str | Path = "runs") -> list[dict[str, Any]]:
 
 
 def backbone_name(description: dict[str, Any]) -> str:
-    """How people call the backbone: the name it was chosen by, else its class and arguments."""
-    chosen = description.get("provenance", {}).get("backbone")
-    if isinstance(chosen, str):
-        return chosen
-    backbone = dict(description["model"]["backbone"])
-    kind = str(backbone.pop("_target_", "?")).rsplit(".", 1)[-1]
-    return f"{kind}({', '.join(f'{key}={json.dumps(value)}' for key, value in list(backbone.items())[:4])})"
+    """ "vit_small_patch16_224" for timm's, else class and shape: "ViT patch=4 dim=192 depth=6"."""
+    backbone = description["model"]["backbone"]
+    if "name" in backbone:
+        return str(backbone["name"])
+    kind = str(backbone["_target_"]).rpartition(".")[2]
+    shape = (f"{key}={backbone[key]}" for key in ("patch", "dim", "depth") if key in backbone)
+    return " ".join([kind, *shape])

@@ -113,7 +113,10 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[Mo
     from vitocr.models.model import build_model
 
     state, description = load_checkpoint(path)
-    model = build_model(description["model"])
+    spec = description["model"]
+    if spec["backbone"].get("pretrained"):  # its weights are in this file; nothing is to be downloaded
+        spec = spec | {"backbone": spec["backbone"] | {"pretrained": False}}
+    model = build_model(spec)
     _check_fit(path, expected=model.state_dict(), found=state)
     model.load_state_dict(state)
     return model.to(device).eval(), description

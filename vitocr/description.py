@@ -8,7 +8,6 @@ split, `provenance` how it was made. A reader refuses a newer format instead of 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,8 @@ def describe(
         "metrics": metrics or {},
         "provenance": provenance or {},
     }
-    return json.loads(to_json(description))
+    plain: dict[str, Any] = json.loads(to_json(description))
+    return plain
 
 
 def to_json(description: Mapping[str, Any]) -> str:
@@ -57,7 +57,7 @@ def to_json(description: Mapping[str, Any]) -> str:
     return json.dumps(description, default=plain, ensure_ascii=False)
 
 
-def check(description: Any, path: Path) -> dict[str, Any]:
+def check(description: dict[str, Any], path: Path) -> dict[str, Any]:
     """`description`, if this version can use it; `path` is named in the error otherwise."""
     version = description.get("format") if isinstance(description, dict) else None
     if not isinstance(version, int):
@@ -77,7 +77,7 @@ def read_description(path: Path) -> dict[str, Any]:
     """The checked description of a `.safetensors` file, without its weights. Finds a truncated file too."""
     size = path.stat().st_size
     with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
+        length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if length < size else b""
     try:
         header = json.loads(text)
@@ -93,4 +93,7 @@ def read_description(path: Path) -> dict[str, Any]:
             f"{path} holds weights, but not vitocr's description of the model they belong to: "
             "it was not made by vitocr."
         )
-    return check(json.loads(metadata["vitocr"]), path)
+    try:
+        return check(json.loads(metadata["vitocr"]), path)
+    except ValueError as error:
+        raise UserError(f"The description in {path} is damaged ({error}).") from error

@@ -12,10 +12,12 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from vitocr.data.arrays import ImageArrays, Rows, Splits
 from vitocr.errors import UserError, did_you_mean
@@ -25,6 +27,8 @@ from vitocr.results import Failure
 if TYPE_CHECKING:
     from vitocr.predict import Predictor
 
+Watch = Callable[[Iterable[Any], int], Iterable[Any]]
+
 
 def evaluate(
     predictor: Predictor,
@@ -33,7 +37,7 @@ def evaluate(
     split: str | None = None,
     data_dir: str | Path = "data",
     batch_size: int = 64,
-    watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda items, total: items,
+    watch: Watch = lambda items, total: items,
 ) -> dict[str, Any]:
     """The figures of `predictor` on "cifar10" or on a folder of images, in plain types.
 
@@ -41,31 +45,47 @@ def evaluate(
     watch: wraps the (iterable, length) of what is evaluated, for a progress bar.
     """
     name, split, rows, classes = _open(data, split, Path(data_dir))
-    to_model = torch.tensor(match_classes(classes, predictor.classes, data=name))
+    to_model = np.array(match_classes(classes, predictor.classes, data=name))
 
-    images: Iterable[Any] = rows.images if isinstance(rows, ImageArrays) else map(rows.path, range(len(rows)))
     started = time.perf_counter()
-    logits, kept, skipped = [], [], []
-    answers = predictor.stream_logits(images, batch_size=batch_size)
-    for row, answer in enumerate(watch(answers, len(rows))):
-        if isinstance(answer.logits, Failure):
-            skipped.append(answer.logits.to_dict())
-        else:
-            logits.append(answer.logits)
-            kept.append(row)
+    measured = measure(predictor, rows, batch_size=batch_size, watch=watch)
     seconds = time.perf_counter() - started
-    if not kept:
+    if not len(measured.rows):
         raise UserError(f"None of the {len(rows)} images of {name} ({split}) could be read.")
-
-    labels = to_model[torch.from_numpy(np.asarray(rows.labels)[kept]).long()]
     return {
         "data": name,
         "split": split,
-        **summarise_classification(torch.stack(logits), labels, predictor.classes),
+        **summarise_classification(measured.logits, to_model[measured.labels], predictor.classes),
         "seconds": seconds,
         "images_per_second": len(rows) / seconds,
-        "skipped": skipped,
+        "skipped": [failure.to_dict() for failure in measured.skipped],
     }
+
+
+class Measured(NamedTuple):
+    logits: Tensor  # (n, C) of the rows that could be read
+    labels: NDArray[np.int64]  # (n,) as the data set counts its classes
+    rows: NDArray[np.int64]  # (n,) which rows these are
+    skipped: list[Failure]
+
+
+def measure(
+    predictor: Predictor, rows: Rows, *, batch_size: int = 64, watch: Watch = lambda items, total: items
+) -> Measured:
+    """What the model says of every row that can be read."""
+    images: Iterable[Any] = rows.images if isinstance(rows, ImageArrays) else map(rows.path, range(len(rows)))
+    logits: list[Tensor] = []
+    read: list[int] = []
+    skipped: list[Failure] = []
+    for row, answer in enumerate(watch(predictor.stream_logits(images, batch_size=batch_size), len(rows))):
+        if isinstance(answer.logits, Failure):
+            skipped.append(answer.logits)
+        else:
+            logits.append(answer.logits)
+            read.append(row)
+    stacked = torch.stack(logits) if logits else torch.empty(0, len(predictor.classes))
+    index = np.array(read, dtype=np.int64)
+    return Measured(stacked, np.asarray(rows.labels)[index], index, skipped)
 
 
 def match_classes(classes: Sequence[str], known: Sequence[str], *, data: str) -> list[int]:

@@ -26,9 +26,10 @@ def _ids(values: Any) -> NDArray[np.int64]:
 
 
 def log_softmax(logits: Any) -> Floats:
-    shifted = _floats(logits)
-    shifted = shifted - shifted.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    shifted = _floats(logits).copy()  # of the logits, which the caller keeps
+    shifted -= shifted.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
 
 
 def accuracy(scores: Any, labels: Any, *, top: int = 1) -> float:

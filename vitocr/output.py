@@ -93,19 +93,16 @@ def human_writer(file: TextIO, sources: Sequence[Path]) -> Writer:
 
 
 def table(file: TextIO, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A small table: drawn by rich on a terminal, plain aligned columns elsewhere."""
-    if file.isatty():
-        from rich.console import Console
-        from rich.table import Table
+    """Aligned columns under headings. Never wrapped or cut: a path should survive being copied."""
+    from rich.cells import cell_len, set_cell_size
+    from rich.console import Console
+    from rich.text import Text
 
-        drawn = Table(*headings)
-        for row in rows:
-            drawn.add_row(*row)
-        Console(file=file).print(drawn)
-        return
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    console = Console(file=file, highlight=False, soft_wrap=True)
+    widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
     for row in [headings, *rows]:
-        file.write("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() + "\n")
+        line = "  ".join(set_cell_size(cell, width) for cell, width in zip(row, widths, strict=True))
+        console.print(Text(line.rstrip(), "bold" if row is headings else ""))
 
 
 def progress(items: Iterable[T], total: int, *, what: str, quiet: bool = False) -> Iterator[T]:

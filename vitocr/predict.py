@@ -131,7 +131,8 @@ class Predictor:
 
     @torch.inference_mode()
     def _forward(self, pixels_BCHW: NDArray[np.float32]) -> Tensor:
-        return self.model(torch.from_numpy(pixels_BCHW).to(self.device)).float().cpu()
+        logits: Tensor = self.model(torch.from_numpy(pixels_BCHW).to(self.device))  # (B, C)
+        return logits.float().cpu()
 
     def _label(self, source: str | None, logits: Tensor, top_k: int) -> Label:
         probs, ids = logits.softmax(dim=-1).topk(min(max(top_k, 1), len(self.classes)))

@@ -1,6 +1,6 @@
 """Pictures of how a model does: the confusion matrix, and a sheet of right and wrong answers.
 
-Drawn through matplotlib's objects on the Agg canvas: no pyplot, so no global state and no window, and
+Drawn through matplotlib's objects alone: no pyplot, so no global state and no window, and
 nothing a notebook or a trainer has open is touched.
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib import font_manager
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
@@ -166,7 +165,7 @@ def _short(name: str, limit: int) -> str:
 
 def _save(figure: Figure, path: str | Path) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_png(str(path))
+    figure.savefig(path, format="png")
 
 
 # --- class names in any script ------------------------------------------------------------------------

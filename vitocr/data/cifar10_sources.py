@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.client
 import io
 import json
 import pickle
@@ -146,7 +147,7 @@ def download(address: str, target: Path, *, md5: str, say: Say) -> None:
                 if time.monotonic() - said > SAY_EVERY_SECONDS:
                     said = time.monotonic()
                     say(f"  {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise Unavailable(f"{address}: {getattr(error, 'reason', None) or error}") from error
     if digest.hexdigest() != md5:
         raise Unavailable(f"{address}: the download is broken ({done} bytes, its md5 is not {md5})")

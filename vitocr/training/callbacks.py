@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from vitocr.checkpoint import atomic_write
 from vitocr.data.loader import Batch
 from vitocr.errors import UserError
 from vitocr.machine import die_with_parent, memory_bytes
+from vitocr.training.clock import Clock
 from vitocr.training.display import Display
 from vitocr.training.module import Training
 
@@ -35,10 +37,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class Timekeeper(L.Callback):
     """Moves the clock, on all ranks alike, and ends training when it has run out or the loss is not finite."""
 
-    def __init__(self, clock: Callable[[], Any] | Any, *, sync_every: int, last_checkpoint: Path) -> None:
+    def __init__(self, clock: Clock, *, sync_every: int, last_checkpoint: Path) -> None:
         """sync_every: steps between two agreements of the ranks (each costs a GPU a wait, a CPU nothing)."""
         self.clock, self.sync_every, self.last_checkpoint = clock, sync_every, last_checkpoint
         self.elapsed_s = 0.0
+        self.launcher_pid = os.getpid()
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if os.getpid() != self.launcher_pid:
+            die_with_parent()  # a forked rank must not train on alone when the command is killed
 
     def agree(self, module: Training) -> float:
         """The first rank's seconds, and whether any rank's loss went astray, in one exchange."""
@@ -52,8 +59,6 @@ class Timekeeper(L.Callback):
         return astray
 
     def on_train_start(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]
-        if trainer.world_size > 1 and trainer.num_devices > 1 and "fork" in type(trainer.strategy.launcher).__name__.lower():
-            die_with_parent()
         self.agree(module)
         self.clock.update(step=trainer.global_step, elapsed_s=self.elapsed_s)
 
@@ -137,7 +142,8 @@ class Recorder(L.Callback):
         self.mark, self.mark_images, self.val_started = 0.0, 0, 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"images": self.images, "flops": self.flops, "step_seconds": self.step_seconds, "peak_bytes": self.peak_bytes}
+        kept = ("images", "flops", "step_seconds", "peak_bytes", "loss_sum", "loss_count")
+        return {name: getattr(self, name) for name in kept}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for name, value in state_dict.items():

@@ -5,8 +5,7 @@ import warnings
 
 
 def lightning() -> None:
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.distributed",
-                 "lightning.pytorch.accelerators.cuda", "lightning.pytorch.callbacks.model_summary"):  # fmt: skip
+    for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for pattern in (
         ".*does not have many workers.*",  # on a CPU a worker takes a core from training
