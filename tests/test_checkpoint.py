@@ -248,9 +248,7 @@ def test_a_disk_that_fills_up_midway_leaves_the_previous_file(tmp_path: Path) ->
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs file size limits")
 @pytest.mark.parametrize("kind", ["safetensors", "ckpt"])
-def test_a_real_write_error_of_torch_or_safetensors_leaves_the_previous_file(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_real_write_error_of_torch_or_safetensors_leaves_the_previous_file(tmp_path: Path, kind: str) -> None:
     """The operating system refuses the write, as a full disk does, inside the libraries' own native code."""
     path = tmp_path / f"model.{kind}"
     path.write_bytes(b"previous")

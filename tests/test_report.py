@@ -59,9 +59,7 @@ def test_images_may_be_of_any_size_and_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [2, 10, 40, 100])
 def test_the_confusion_matrix_is_drawn_for_few_and_many_classes(tmp_path: Path, count: int) -> None:
     matrix = np.random.default_rng(0).integers(0, 5, (count, count)) + 50 * np.eye(count, dtype=int)
-    report.draw_confusion(
-        tmp_path / "new folder" / "confusion.png", matrix, [f"class {i}" for i in range(count)]
-    )
+    report.draw_confusion(tmp_path / "new folder" / "confusion.png", matrix, [f"class {i}" for i in range(count)])
     width, height = Image.open(tmp_path / "new folder" / "confusion.png").size
     assert 400 < height < 3000 and 400 < width < 3000
 
@@ -85,9 +83,7 @@ def test_names_that_no_font_can_write_are_spelt(monkeypatch: pytest.MonkeyPatch)
     assert fonts == ["DejaVu Sans"]
 
 
-def test_an_installed_font_that_has_the_characters_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_font_that_has_the_characters_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A font with one character, 고, drawn as a full box."""
     pen = TTGlyphPen(None)
     pen.moveTo((0, 0))

@@ -54,7 +54,7 @@ def list_models(runs: str | Path = "runs") -> list[dict[str, Any]]:
                 "shipped": path in shipped,
                 "task": description["task"],
                 "backbone": backbone_name(description),
-                "metrics": description.get("metrics", {}),
+                "metrics": description["metrics"],
             }
         )
     return found

@@ -5,6 +5,7 @@ Exit codes: 0 all well, 1 some inputs could not be read, 2 a mistake that the me
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ PASSED_ON: dict[str, Any] = {
 ModelName = Annotated[
     str,
     typer.Argument(
-        help="A .safetensors or .ckpt file, a run's folder, or a name that `vitocr models` lists."
+        metavar="MODEL",
+        help="A .safetensors or .ckpt file, a run's folder, or a name that `vitocr models` lists.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -65,12 +67,10 @@ def bench(words: typer.Context) -> None:
 @app.command("eval")
 def evaluate(
     model: ModelName,
-    data: Annotated[
-        list[str] | None, typer.Option(help="`cifar10` or a folder of images; repeatable.")
-    ] = None,
+    data: Annotated[list[str] | None, typer.Option(help="`cifar10` or a folder of images; repeatable.")] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="train, val or test. Default: test, or the whole of a folder without one."),
+        typer.Option(help="train, val or test. Default: test, else val, else all."),
     ] = None,
     data_dir: Annotated[Path, typer.Option(help="Where cifar10 is, or goes.")] = Path("data"),
     batch_size: BatchSize = 64,
@@ -82,9 +82,7 @@ def evaluate(
 
     predictor = vitocr.load(model)
     if not data and predictor.description["task"] != "cifar10":
-        raise UserError(
-            "Say on which data: --data FOLDER (a sub-folder a class, or a CSV), or --data cifar10."
-        )
+        raise UserError("Say on which data: --data FOLDER (a sub-folder a class, or a CSV), or --data cifar10.")
     for name in data or ["cifar10"]:
         figures = measure(
             predictor,
@@ -118,9 +116,7 @@ def predict(
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders or quoted globs.")],
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="A table with a heading.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write there instead, line by line as answers come.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write there instead, line by line as answers come.")] = None,
     top_k: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
     batch_size: BatchSize = 64,
 ) -> None:
@@ -136,9 +132,7 @@ def predict(
     failed = 0
     with ExitStack() as stack:
         file = stack.enter_context(_open(out)) if out else sys.stdout
-        write = (
-            json_writer(file) if as_json else csv_writer(file, top_k) if as_csv else human_writer(file, paths)
-        )
+        write = json_writer(file) if as_json else csv_writer(file, top_k) if as_csv else human_writer(file, paths)
         results = predictor.stream(paths, batch_size=batch_size, top_k=top_k)
         # On a terminal the answers themselves show how far we are.
         for result in progress(results, len(paths), what="predicting", quiet=file.isatty()):
@@ -172,9 +166,7 @@ def models(
     for entry in found:
         split = next((name for name in ("test", "val") if "accuracy" in entry["metrics"].get(name, {})), None)
         metric = f"{percent(entry['metrics'][split]['accuracy'])} {split}" if split else "-"
-        rows.append(
-            [entry["task"], entry["backbone"], metric, entry["name"] if entry["shipped"] else entry["path"]]
-        )
+        rows.append([entry["task"], entry["backbone"], metric, entry["name"] if entry["shipped"] else entry["path"]])
     if rows:
         table(sys.stdout, ["task", "backbone", "accuracy", "model"], rows)
 
@@ -191,6 +183,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         app(args=None if argv is None else list(argv), prog_name="vitocr")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print("error: The disk is full; what was written until then is kept.", file=sys.stderr)
         sys.exit(2)
 
 

@@ -29,9 +29,7 @@ class Classes:
             raise UserError("There is no class to tell apart: the list of class names is empty.")
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
-            raise UserError(
-                f"Class names must differ (after Unicode NFC), but {twice[0]!r} stands there twice."
-            )
+            raise UserError(f"Class names must differ (after Unicode NFC), but {twice[0]!r} stands there twice.")
 
     def __len__(self) -> int:
         return len(self.names)

@@ -17,7 +17,7 @@ from vitocr.errors import UserError
 
 FORMAT = 1
 CUT_SHORT = "a copy or download of it was cut short. Fetch it again, or use another checkpoint of the run."
-_REQUIRED = ("task", "kind", "model", "codec", "preprocess")
+_REQUIRED = ("task", "kind", "model", "codec", "preprocess", "metrics", "provenance")
 
 
 def describe(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,10 +41,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """The figures of `predictor` on "cifar10" or on a folder of images, in plain types.
 
-    split: train, val or test; by default the test split, or all of a folder that has none.
+    split: train, val or test; by default test, else val, else all of a folder that is not divided.
     watch: wraps the (iterable, length) of what is evaluated, for a progress bar.
     """
-    name, split, rows, classes = _open(data, split, Path(data_dir))
+    recipe = predictor.description["provenance"].get("config", {}).get("data", {})
+    name, split, rows, classes = _open(data, split, Path(data_dir), recipe)
     to_model = np.array(match_classes(classes, predictor.classes, data=name))
 
     started = time.perf_counter()
@@ -103,20 +104,25 @@ def match_classes(classes: Sequence[str], known: Sequence[str], *, data: str) ->
     return [ids[name] for name in names]
 
 
-def _open(data: str | Path, split: str | None, data_dir: Path) -> tuple[str, str, Rows, tuple[str, ...]]:
+def _open(
+    data: str | Path, split: str | None, data_dir: Path, recipe: Mapping[str, Any]
+) -> tuple[str, str, Rows, tuple[str, ...]]:
+    """recipe: how the model's own training divided its data, so that its val split is held out again."""
+    seed = recipe.get("seed", 0)
     if str(data) == "cifar10":
         from vitocr.data.cifar10 import load_cifar10
 
-        splits = load_cifar10(data_dir, say=partial(print, file=sys.stderr))
+        splits = load_cifar10(
+            data_dir, val_size=recipe.get("val_size", 0), seed=seed, say=partial(print, file=sys.stderr)
+        )
     elif Path(data).is_dir() or Path(data).suffix == ".csv":
         from vitocr.data.folder import scan_folder
 
-        # A folder without splits is one set; its val split is the one that training would hold out.
-        splits = scan_folder(Path(data), val_fraction=0.1 if split else 0.0)
+        # Unless a split is asked for, a folder without splits is one set.
+        held_out = recipe.get("val_fraction", 0.1) if split else 0.0
+        splits = scan_folder(Path(data), val_fraction=held_out, seed=seed)
     else:
-        hint = did_you_mean(
-            str(data), ["cifar10", *(entry.name for entry in Path().iterdir() if entry.is_dir())]
-        )
+        hint = did_you_mean(str(data), ["cifar10", *(entry.name for entry in Path().iterdir() if entry.is_dir())])
         raise UserError(f"There is no data set {str(data)!r}: give `cifar10` or a folder of images.{hint}")
     split, rows = _choose(splits, split)
     return splits.name, split, rows, splits.classes
@@ -128,7 +134,5 @@ def _choose(splits: Splits, split: str | None) -> tuple[str, Rows]:
         split = next(iter(there))
         return ("all" if list(there) == ["train"] else split), there[split]
     if split not in there:
-        raise UserError(
-            f"{splits.name} has no split {split!r}; it has {', '.join(there)}.{did_you_mean(split, there)}"
-        )
+        raise UserError(f"{splits.name} has no split {split!r}; it has {', '.join(there)}.{did_you_mean(split, there)}")
     return split, there[split]

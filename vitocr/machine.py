@@ -128,7 +128,8 @@ def make_plan(spec: dict[str, Any], *, batch_size: int, sweep: bool = False) -> 
     precision = spec["precision"]
     if precision not in PRECISIONS:
         raise UserError(
-            f"trainer.precision={precision}: choose one of {', '.join(PRECISIONS)}.{did_you_mean(precision, PRECISIONS)}"
+            f"trainer.precision={precision}: choose one of {', '.join(PRECISIONS)}."
+            f"{did_you_mean(precision, PRECISIONS)}"
         )
     if precision == "16-mixed" and accelerator == "cpu":
         raise UserError("trainer.precision=16-mixed is thousands of times slower on a CPU: use bf16-mixed or 32-true")

@@ -119,9 +119,7 @@ def progress(items: Iterable[T], total: int, *, what: str, quiet: bool = False) 
         now = time.monotonic()
         if now - last > 5:
             last = now
-            print(
-                f"{what}: {done:,} of {total:,} ({done / (now - started):.0f}/s)", file=sys.stderr, flush=True
-            )
+            print(f"{what}: {done:,} of {total:,} ({done / (now - started):.0f}/s)", file=sys.stderr, flush=True)
 
 
 def _bar(items: Iterable[T], total: int, what: str) -> Iterator[T]:

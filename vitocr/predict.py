@@ -65,9 +65,7 @@ class Predictor:
 
     def __init__(self, model: nn.Module, description: dict[str, Any]) -> None:
         if description["kind"] != "classify":
-            raise UserError(
-                f"This vitocr cannot use a model of kind {description['kind']!r}: upgrade vitocr."
-            )
+            raise UserError(f"This vitocr cannot use a model of kind {description['kind']!r}: upgrade vitocr.")
         self.model = model.eval()
         self.description = description
         self.preprocess = Preprocess.from_dict(description["preprocess"])
@@ -97,9 +95,7 @@ class Predictor:
             raise UserError(result.message)
         return result
 
-    def stream(
-        self, inputs: Iterable[Picture], *, batch_size: int = 64, top_k: int = 5
-    ) -> Iterator[Label | Failure]:
+    def stream(self, inputs: Iterable[Picture], *, batch_size: int = 64, top_k: int = 5) -> Iterator[Label | Failure]:
         """Results one by one, in the order of `inputs`, which may be endless."""
         for source, logits in self.stream_logits(inputs, batch_size=batch_size):
             yield logits if isinstance(logits, Failure) else self._label(source, logits, top_k)
@@ -150,9 +146,7 @@ def _pixels(item: Picture) -> NDArray[np.uint8]:
         except (OSError, SyntaxError, ValueError) as error:  # a lazily opened file turns out to be damaged
             raise UserError(f"The image cannot be decoded: {error}") from error
     if isinstance(item, Tensor):
-        item = (
-            item.detach().cpu().float().numpy() if item.is_floating_point() else item.detach().cpu().numpy()
-        )
+        item = item.detach().cpu().float().numpy() if item.is_floating_point() else item.detach().cpu().numpy()
         if item.ndim == 3 and item.shape[0] in (1, 3, 4):  # torch's order
             item = item.transpose(1, 2, 0)
     if not isinstance(item, np.ndarray):

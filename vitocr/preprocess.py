@@ -38,9 +38,7 @@ class Preprocess:
         for name, options in (("resize", RESIZES), ("interpolation", tuple(INTERPOLATIONS))):
             value = getattr(self, name)
             if value not in options:
-                raise UserError(
-                    f"{name}={value!r} is not one of {', '.join(options)}.{did_you_mean(value, options)}"
-                )
+                raise UserError(f"{name}={value!r} is not one of {', '.join(options)}.{did_you_mean(value, options)}")
 
     def __call__(self, image: NDArray[np.uint8] | Image.Image) -> NDArray[np.float32]:
         """(H, W, 3) uint8 or PIL -> (3, h, w) float32, normalised."""

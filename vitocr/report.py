@@ -78,11 +78,7 @@ def _worst_pairs(matrix: NDArray[np.int64], names: Sequence[str], *, limit: int)
     errors = matrix - np.diag(np.diag(matrix))
     order = np.argsort(-errors, axis=None, kind="stable")[:limit]
     pairs = [divmod(int(cell), len(names)) for cell in order]
-    return [
-        f"{_short(names[t], 16)} → {_short(names[p], 16)}   {errors[t, p]:,}"
-        for t, p in pairs
-        if errors[t, p]
-    ]
+    return [f"{_short(names[t], 16)} → {_short(names[p], 16)}   {errors[t, p]:,}" for t, p in pairs if errors[t, p]]
 
 
 def draw_samples(
@@ -113,9 +109,7 @@ def draw_samples(
 
     # Everything stands in one coordinate system, in inches from the top left corner.
     pitches = [CELL + (0.28 if right[rows].all() else 0.45) for _, rows in bands]  # wrong ones have two lines
-    heights = [
-        0.6 + pitch * -(-len(rows) // COLUMNS) for pitch, (_, rows) in zip(pitches, bands, strict=True)
-    ]
+    heights = [0.6 + pitch * -(-len(rows) // COLUMNS) for pitch, (_, rows) in zip(pitches, bands, strict=True)]
     width, height = COLUMNS * CELL + 0.48, sum(heights) + 0.1
     figure = Figure(figsize=(width, height), dpi=120, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))

@@ -1,11 +1,8 @@
 """Compose -> data, model, trainer -> fit -> evaluate -> report. The whole of a training run, top to bottom."""
 
-import time
-
-STARTED = time.monotonic()  # before the heavy imports: a budget counts from the moment the command began
-
 import os
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,8 @@ from typing import Any
 import vitocr
 from vitocr.config import LENGTH, conf_dir, differences, explain_hydra_error, flatten
 from vitocr.errors import UserError
+
+STARTED = time.monotonic()  # a budget counts from here: the heavy imports come later, inside the functions
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -28,16 +27,20 @@ def main(argv: list[str] | None = None) -> None:
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
     except UserError as error:
-        sys.exit(f"error: {error}")
+        fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         causes = f"{error}\n{error.__cause__ or ''}"
-        sys.exit(f"error: {explain_hydra_error(causes, default_keys())}")
+        fail(explain_hydra_error(causes, default_keys()))
+
+
+def fail(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 def default_keys() -> list[str]:
     """Every option there is, for near matches."""
     from hydra import compose
-
     from omegaconf import OmegaConf
 
     try:
@@ -200,5 +203,7 @@ def describe_plan(plan: Any) -> str:
 
 
 def splits_line(splits: Any) -> str:
-    parts = [f"{name} {len(rows):,}" for name in ("train", "val", "test") if (rows := getattr(splits, name)) is not None]
+    parts = [
+        f"{name} {len(rows):,}" for name in ("train", "val", "test") if (rows := getattr(splits, name)) is not None
+    ]
     return ", ".join(parts) + f" images, {len(splits.classes)} classes"

@@ -26,9 +26,7 @@ class ImageArrays:
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.shape[3] != 3 or self.images.dtype != np.uint8:
-            raise ValueError(
-                f"images must be uint8 (N, H, W, 3), not {self.images.dtype} {self.images.shape}"
-            )
+            raise ValueError(f"images must be uint8 (N, H, W, 3), not {self.images.dtype} {self.images.shape}")
         if self.labels.shape != (len(self.images),):
             raise ValueError(f"{len(self.images)} images but labels of shape {self.labels.shape}")
 

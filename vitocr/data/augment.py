@@ -61,9 +61,7 @@ def _build(step: Mapping[str, Mapping[str, Any] | None], size: tuple[int, int]) 
     parameters = inspect.signature(known[name].__init__).parameters
     unknown = sorted(set(arguments) - set(parameters))
     if unknown:
-        raise UserError(
-            f"augment: {name} has no argument {unknown[0]!r}.{did_you_mean(unknown[0], parameters)}"
-        )
+        raise UserError(f"augment: {name} has no argument {unknown[0]!r}.{did_you_mean(unknown[0], parameters)}")
     if "transforms" in arguments:
         arguments["transforms"] = [_build(inner, size) for inner in arguments["transforms"]]
     for key, value in {"size": size, "height": size[0], "width": size[1]}.items():

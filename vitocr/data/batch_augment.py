@@ -14,6 +14,7 @@ Shapes: B images of this rank, G images of the global batch, H x W pixels, P = c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitocr.data.batch_ops import OPERATIONS, one_operation_each
 from vitocr.data.loader import Batch
 from vitocr.errors import UserError
 
@@ -47,15 +49,16 @@ class BatchAugment:
     cutmix_alpha: float = 1.0  # Beta(alpha, alpha) of the mixing weight
     mixup_alpha: float = 0.2
     erase: float = 0.0  # share of images that lose a box of 2 to 33 % of their area
+    ops: float | str = 0.0  # share of images that undergo one random operation (batch_ops.py); or "auto", see below
     mix_until: float = 0.85  # share of training after which nothing is mixed
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("cutmix", "mixup", "erase", "mix_until"):
+        if isinstance(self.ops, str) and self.ops != "auto":
+            raise UserError(f"augment.ops={self.ops}: give a share between 0 and 1, or auto.")
+        for name in ("cutmix", "mixup", "erase", "mix_until", *(() if self.ops == "auto" else ("ops",))):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(
-                    f"augment.{name}={getattr(self, name)} is a share: give a number between 0 and 1."
-                )
+                raise UserError(f"augment.{name}={getattr(self, name)} is a share: give a number between 0 and 1.")
         if self.cutmix + self.mixup > 1:
             raise UserError(
                 f"augment.cutmix={self.cutmix} and augment.mixup={self.mixup} are shares of the same "
@@ -66,9 +69,7 @@ class BatchAugment:
         for name in ("cutmix", "mixup"):
             alpha = getattr(self, f"{name}_alpha")
             if alpha <= 0:
-                raise UserError(
-                    f"augment.{name}_alpha={alpha} must be positive; to turn {name} off, say {name}=0."
-                )
+                raise UserError(f"augment.{name}_alpha={alpha} must be positive; to turn {name} off, say {name}=0.")
 
     def __call__(
         self,
@@ -80,9 +81,16 @@ class BatchAugment:
         rank: int = 0,
         world: int = 1,
         dtype: torch.dtype = torch.float32,
+        epochs: float = 0.0,
     ) -> Augmented:
-        """Augment and normalise this rank's rows. progress: share of the training that is done, 0 to 1."""
-        size, height, width, _ = batch.images.shape
+        """Augment and normalise this rank's rows. progress: share of the training that is done, 0 to 1.
+
+        epochs: how often training will see each image in all, for `ops="auto"`. Images that come from files are
+        augmented one by one and normalised already (float, planar): those are mixed and erased, and no more.
+        """
+        from_files = batch.images.is_floating_point()
+        size = len(batch.images)
+        height, width = batch.images.shape[2:] if from_files else batch.images.shape[1:3]
         if world > 1 and size % 2 and self.cutmix + self.mixup > 0:
             raise UserError(
                 f"Mixing pairs up neighbouring images, so every process needs an even share of the batch, "
@@ -98,16 +106,25 @@ class BatchAugment:
         erase_box = random_boxes(rng, rng.uniform(0.02, 0.33, total), height, width)[mine]
         kind = rng.random()
 
-        images = crop_and_flip(batch.images, shift, mirror, pad=self.crop_pad).float()
+        if from_files:
+            images = batch.images.clone()
+        else:
+            images = crop_and_flip(batch.images, shift, mirror, pad=self.crop_pad).float()
+            share = ops_for(epochs) if self.ops == "auto" else float(self.ops)
+            if share > 0:
+                ops_rng = np.random.default_rng((self.seed, batch.position, 1))
+                which = ops_rng.integers(0, OPERATIONS, total)
+                which[ops_rng.random(total) >= share] = -1
+                images = one_operation_each(images, which[mine], ops_rng.uniform(-1, 1, total)[mine])
+            scale, bias = scale_and_bias(mean, std, images.device)
+            images = images.mul_(scale).add_(bias)
         mixed: Tensor | None = None
         lam: Tensor | float = 1.0
         if progress < self.mix_until and kind < self.cutmix + self.mixup:
             if kind < self.cutmix:
-                share = rng.beta(self.cutmix_alpha, self.cutmix_alpha, total)
-                boxes = random_boxes(rng, share, height, width)[mine]
-                weight = box_mask(
-                    boxes, height, width, images.device
-                )  # (B, 1, H, W), 1 where the partner shows
+                covered = rng.beta(self.cutmix_alpha, self.cutmix_alpha, total)
+                boxes = random_boxes(rng, covered, height, width)[mine]
+                weight = box_mask(boxes, height, width, images.device)  # (B, 1, H, W), 1 where the partner shows
                 area = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) / (height * width)
             else:
                 area = rng.beta(self.mixup_alpha, self.mixup_alpha, total)[mine]
@@ -117,12 +134,16 @@ class BatchAugment:
             images.lerp_(images.index_select(0, partner), weight)
             mixed = batch.targets[partner]
             lam = 1 - torch.from_numpy(area).float().to(images.device)
-        scale, bias = scale_and_bias(mean, std, images.device)
-        images = images.mul_(scale).add_(bias)
         if erased.any():
             erase_box[~erased] = 0
             images.mul_(1 - box_mask(erase_box, height, width, images.device))  # 0 is the mean colour
         return Augmented(images.to(dtype), batch.targets, mixed, lam)
+
+
+def ops_for(epochs: float) -> float:
+    """`ops="auto"`: the more often every image will be seen, the more of them are altered: none up to 20 epochs,
+    all from 200 on. Over a short training, plain images teach more; over a long one, they are learned by heart."""
+    return min(1.0, max(0.0, math.log10(max(epochs, 1e-9) / 20)))
 
 
 def eval_images(
@@ -134,9 +155,7 @@ def eval_images(
     return planar.mul_(scale).add_(bias).to(dtype)
 
 
-def scale_and_bias(
-    mean: Sequence[float], std: Sequence[float], device: torch.device
-) -> tuple[Tensor, Tensor]:
+def scale_and_bias(mean: Sequence[float], std: Sequence[float], device: torch.device) -> tuple[Tensor, Tensor]:
     """(3, 1, 1) each, so that pixel * scale + bias == (pixel / 255 - mean) / std."""
     scale = [1 / (255 * s) for s in std]
     bias = [-m / s for m, s in zip(mean, std, strict=True)]
@@ -155,23 +174,17 @@ def crop_and_flip(images: Tensor, shift: NDArray[np.int64], mirror: NDArray[np.b
     both = torch.cat([padded, padded.flip(3)])  # (2B, 3, H, W+2P): as they are, then mirrored
 
     offset = torch.from_numpy(shift).to(images.device)  # (B, 2)
-    source = torch.arange(size, device=images.device) + size * torch.from_numpy(mirror).to(
-        images.device
-    )  # (B,)
+    source = torch.arange(size, device=images.device) + size * torch.from_numpy(mirror).to(images.device)  # (B,)
     row = (torch.arange(height, device=images.device) + offset[:, :1] - pad).abs()  # (B, H)
     row = height - 1 - (height - 1 - row).abs()
     plane = source[:, None] * 3 + torch.arange(3, device=images.device)  # (B, 3)
-    start = (plane[:, :, None] * height + row[:, None, :]) * (width + 2 * pad) + offset[
-        :, 1, None, None
-    ]  # (B, 3, H)
+    start = (plane[:, :, None] * height + row[:, None, :]) * (width + 2 * pad) + offset[:, 1, None, None]  # (B, 3, H)
     # Every run of W bytes of the buffer, as an overlapping view: gathering rows of it copies whole lines.
     runs = both.as_strided((both.numel() - width + 1, width), (1, 1))
     return runs.index_select(0, start.flatten()).view(size, 3, height, width)
 
 
-def random_boxes(
-    rng: np.random.Generator, share: NDArray[np.float64], height: int, width: int
-) -> NDArray[np.int64]:
+def random_boxes(rng: np.random.Generator, share: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
     """(N, 4) top, bottom, left, right: `share` (N,) of the area around a uniform centre, then clipped."""
     side = np.sqrt(share)
     half_h = (height * side / 2).astype(np.int64)

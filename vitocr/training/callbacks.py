@@ -247,12 +247,18 @@ class Keeper(L.Callback):
     """`last.ckpt` every so often and at the end, `best.ckpt` whenever validation was never better."""
 
     def __init__(
-        self, folder: Path, *, timekeeper: Timekeeper, recorder: Recorder, every_s: float, every_steps: int | None
+        self,
+        folder: Path,
+        *,
+        timekeeper: Timekeeper,
+        recorder: Recorder,
+        every_s: float,
+        every_steps: int | None,
     ) -> None:
         self.folder, self.timekeeper, self.recorder = folder, timekeeper, recorder
         self.every_s, self.every_steps = every_s, every_steps
-        self.saved_at_s, self.best, self.val = 0.0, -math.inf, {}
-        self.saved_step = -1
+        self.saved_at_s, self.best = 0.0, -math.inf
+        self.val: dict[str, float] = {}  # the last validation
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "val": self.val}
@@ -274,9 +280,9 @@ class Keeper(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]
         if trainer.sanity_checking:
             return
-        self.val = {k: float(trainer.callback_metrics[k]) for k in ("val_loss", "val_accuracy")}
-        if self.val["val_accuracy"] >= self.best:  # of equals the later one has seen more
-            self.best = self.val["val_accuracy"]
+        self.val = {name: float(trainer.callback_metrics[f"val_{name}"]) for name in ("loss", "accuracy")}
+        if self.val["accuracy"] >= self.best:  # of equals the later one has seen more
+            self.best = self.val["accuracy"]
             self.save(trainer, best=True)
 
     def on_train_end(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]

@@ -15,7 +15,7 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_seconds(text: str | float) -> float:
-    """"90", "90s", "30m", "1.5h" or "1h30m" to seconds."""
+    """ "90", "90s", "30m", "1.5h" or "1h30m" to seconds."""
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd]?)", str(text).strip().lower())
     if not parts or "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", str(text).lower()):
         raise UserError(f"budget={text} is not a time: write it as 90s, 30m, 2h or 1h30m")

@@ -27,7 +27,11 @@ class Display:
         if resumed_at:
             print(f"resumed at step {resumed_at}", flush=True)
         if sys.stdout.isatty():
-            columns = [TextColumn("{task.percentage:>3.0f}%"), BarColumn(bar_width=24), TextColumn("{task.description}")]
+            columns = [
+                TextColumn("{task.percentage:>3.0f}%"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.description}"),
+            ]
             self.bar = Progress(*columns, console=Console(), transient=False)
             self.bar.add_task("first step ...", total=1.0)
             self.bar.start()

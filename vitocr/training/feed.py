@@ -53,7 +53,7 @@ class Feed(L.LightningDataModule):
             where = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
         where |= {"seed": self.seed, "shuffle": train, "drop_last": train}
         where["batch_size"] = self.batch_size if train else self.eval_batch_size
-        if isinstance(rows, ImageArrays):
+        if isinstance(rows, ImageArrays) and not (train and self.augment):
             return ArrayLoader(rows, **where)
         return FileLoader(
             rows,

@@ -37,12 +37,14 @@ class Training(L.LightningModule):
         recipe: Recipe,
         clock: Clock,
         seed: int,
-        augment: BatchAugment | None,
+        augment: BatchAugment,
+        batches_per_epoch: int,
     ) -> None:
         super().__init__()
         self.model = model
         self.description, self.optim, self.recipe = description, optim, recipe
         self.clock, self.seed, self.augment = clock, seed, augment
+        self.batches_per_epoch = batches_per_epoch
         self.mean, self.std = description["preprocess"]["mean"], description["preprocess"]["std"]
         self.train_loss, self.train_accuracy = torch.zeros(()), torch.zeros(())
 
@@ -56,6 +58,13 @@ class Training(L.LightningModule):
     def keep(self) -> float:
         return self.recipe.keep_patches if self.clock.progress < self.recipe.keep_until else 1.0
 
+    def expected_epochs(self) -> float:
+        """How often training will have seen each image; under a budget, as far as can be told by now."""
+        if self.clock.steps is not None:
+            return self.clock.steps / self.batches_per_epoch
+        done = self.clock.progress
+        return self.global_step / self.batches_per_epoch / done if done > 0.02 else 0.0
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         factor = learning_rate_factor(self.clock.progress, **self.optim["schedule"])
         for group in self.trainer.optimizers[0].param_groups:
@@ -64,12 +73,16 @@ class Training(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         rank, world = self.global_rank, self.trainer.world_size
         torch.manual_seed(hash((self.seed, batch.position, rank)) % 2**63)  # a hash of ints is the same everywhere
-        images, targets, mixed, share = batch.images, batch.targets, None, 1.0
-        if self.augment is not None:
-            images, targets, mixed, share = self.augment(
-                batch, progress=self.clock.progress, mean=self.mean, std=self.std, rank=rank, world=world,
-                dtype=self.compute_dtype,
-            )  # fmt: skip
+        images, targets, mixed, share = self.augment(
+            batch,
+            progress=self.clock.progress,
+            epochs=self.expected_epochs(),
+            mean=self.mean,
+            std=self.std,
+            rank=rank,
+            world=world,
+            dtype=self.compute_dtype,
+        )
         logits = self.model(images, keep=self.keep())
         loss = self.model.head.loss(  # type: ignore[operator]
             logits, targets, mixed=mixed, share=share, label_smoothing=self.recipe.label_smoothing

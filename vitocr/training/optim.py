@@ -86,10 +86,10 @@ class MuonAdamW(torch.optim.Optimizer):
             if not self.state[p]:
                 self.state[p] = {"momentum": torch.zeros_like(p)}
         momenta = [self.state[p]["momentum"] for p in params]
-        gradients = [p.grad for p in params]
+        gradients = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(gradients, momenta, group["momentum"])
-        updates = self.orthogonalise_together(nesterov)
+        updates = self.orthogonalise_together(list(nesterov))
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         for p, update in zip(params, updates, strict=True):
             # Keeps the size of the change to the layer's output alike for wide and tall matrices.

@@ -11,10 +11,10 @@ import torch
 
 from vitocr.checkpoint import atomic_write, load_model, save_model
 from vitocr.data.arrays import ImageArrays, Rows, Splits
+from vitocr.evaluate import measure
 from vitocr.metrics import confusion_matrix, summarise_classification
 from vitocr.predict import Predictor
 from vitocr.report import draw_confusion, draw_samples
-from vitocr.results import Failure
 
 SAMPLES = 5000  # images that the sheet of predictions is chosen from
 
@@ -28,7 +28,8 @@ def report(folder: Path, splits: Splits, *, say: Callable[[str], object], starte
     rows = splits.test if splits.test is not None else splits.val
     if rows is not None:
         began = time.monotonic()
-        logits, labels, kept = measure(predictor, rows)
+        found = measure(predictor, rows, batch_size=250)
+        logits, labels, kept = found.logits, np.asarray(found.labels), np.asarray(found.rows)
         summary = summarise_classification(logits, labels, splits.classes)
         summary["seconds"] = time.monotonic() - began
         metrics[measured] = metrics.get(measured, {}) | summary
@@ -51,27 +52,23 @@ def report(folder: Path, splits: Splits, *, say: Callable[[str], object], starte
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds_total": time.monotonic() - started,
     }  # fmt: skip
-    atomic_write(folder / "metrics.json", lambda path: path.write_text(json.dumps(figures, indent=2, ensure_ascii=False)))
+    atomic_write(
+        folder / "metrics.json",
+        lambda path: path.write_text(json.dumps(figures, indent=2, ensure_ascii=False)),
+    )
     say(f"wrote {folder}/model.safetensors, metrics.json, samples.png, confusion.png")
-    return metrics.get("val", {}).get("val_accuracy")
-
-
-def measure(predictor: Predictor, rows: Rows) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-    """Logits (n, C), labels (n,) and row numbers (n,) of the rows that can be read."""
-    images = rows.images if isinstance(rows, ImageArrays) else map(rows.path, range(len(rows)))
-    logits, kept = [], []
-    for row, answer in enumerate(predictor.stream_logits(images, batch_size=250)):
-        if not isinstance(answer.logits, Failure):
-            logits.append(answer.logits)
-            kept.append(row)
-    return torch.stack(logits), np.asarray(rows.labels)[kept], np.asarray(kept)
+    return metrics.get("val", {}).get("accuracy")
 
 
 def pictures(
     folder: Path, splits: Splits, rows: Rows, logits: torch.Tensor, labels: np.ndarray, kept: np.ndarray
 ) -> None:
     probabilities = logits.softmax(dim=1).numpy()
-    draw_confusion(folder / "confusion.png", confusion_matrix(probabilities.argmax(axis=1), labels, len(splits.classes)), splits.classes)
+    draw_confusion(
+        folder / "confusion.png",
+        confusion_matrix(probabilities.argmax(axis=1), labels, len(splits.classes)),
+        splits.classes,
+    )
     chosen = np.arange(min(SAMPLES, len(labels)))
     if isinstance(rows, ImageArrays):
         images = list(rows.images[kept[chosen]])

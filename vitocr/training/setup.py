@@ -4,22 +4,24 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict
-from functools import cache
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from hydra.utils import instantiate
-from torch.multiprocessing import ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from vitocr import machine
 from vitocr.codec import Classes
-from vitocr.data.arrays import Splits
+from vitocr.data.arrays import PathRows, Rows, Splits
 from vitocr.data.batch_augment import BatchAugment
+from vitocr.data.loader import Augment
+from vitocr.data.memory import load_arrays
 from vitocr.description import describe
 from vitocr.errors import UserError
+from vitocr.models.flops import training_flops
 from vitocr.models.model import Model, build_model
 from vitocr.preprocess import Preprocess
 from vitocr.training.callbacks import AtomicCheckpointIO, Averager, Keeper, Recorder, Timekeeper
@@ -37,7 +39,23 @@ def load_data(config: dict[str, Any], *, say: Say) -> Splits:
     splits: Splits = instantiate(config["data"], **extra, _convert_="all")
     for note in splits.notes:
         say(note)
-    return splits
+    if config["augment"]["kind"] == "image":
+        return splits
+
+    def in_memory(rows: Rows | None) -> Rows | None:
+        """Batches are augmented out of memory, so files are decoded first."""
+        if not isinstance(rows, PathRows):
+            return rows
+        return load_arrays(
+            rows,
+            preprocess=Preprocess.from_dict(config["preprocess"]),
+            max_bad_fraction=config["max_bad_fraction"],
+            say=say,
+        )
+
+    train = in_memory(splits.train)
+    assert train is not None
+    return replace(splits, train=train, val=in_memory(splits.val))
 
 
 def name_of(part: dict[str, Any]) -> str:
@@ -79,7 +97,7 @@ def build_trainer(
     clock: Clock, plan: machine.Plan, folder: Path, say: Say,
 ) -> tuple[L.Trainer, Training, Feed]:  # fmt: skip
     preprocess = Preprocess.from_dict(config["preprocess"])
-    augment = build_batch_augment(config)
+    augment, image_augment = build_augments(config, preprocess)
     feed = Feed(
         splits,
         preprocess=preprocess,
@@ -87,10 +105,11 @@ def build_trainer(
         eval_batch_size=500,
         seed=config["seed"],
         workers=plan.workers,
-        augment=None,
+        augment=image_augment,
         max_bad_fraction=config["max_bad_fraction"],
         say=say,
     )
+    batches = feed.batches_per_epoch()
     module = Training(
         model,
         description=description,
@@ -99,8 +118,8 @@ def build_trainer(
         clock=clock,
         seed=config["seed"],
         augment=augment,
+        batches_per_epoch=batches,
     )
-    batches = feed.batches_per_epoch()
     timekeeper = Timekeeper(
         clock, sync_every=1 if plan.accelerator == "cpu" else 10, last_checkpoint=folder / "last.ckpt"
     )
@@ -111,7 +130,7 @@ def build_trainer(
         batch_size=config["batch_size"],
         batches_per_epoch=batches,
         every_steps=config["log_every_steps"],
-        flops_per_image=flop_counter(model, preprocess.size),
+        flops_per_image=lambda keep: training_flops(model, preprocess.size, keep),
         last_images=(len(splits.val or ()), len(splits.test or ())),
     )
     keeper = Keeper(
@@ -147,8 +166,16 @@ def build_trainer(
     return trainer, module, feed
 
 
-def build_batch_augment(config: dict[str, Any]) -> BatchAugment | None:
-    return BatchAugment(**{k: v for k, v in config["augment"].items() if k != "kind"}, seed=config["seed"])
+def build_augments(config: dict[str, Any], preprocess: Preprocess) -> tuple[BatchAugment, Augment | None]:
+    """What is done to a batch, and, with `augment.kind=image`, to every image before (in the loader's workers)."""
+    spec = config["augment"]
+    known = {field.name for field in fields(BatchAugment)}
+    batch = BatchAugment(**{name: value for name, value in spec.items() if name in known}, seed=config["seed"])
+    if spec["kind"] != "image":
+        return batch, None
+    from vitocr.data.augment import build_augment
+
+    return batch, build_augment(spec["transforms"], size=preprocess.size, mean=preprocess.mean, std=preprocess.std)
 
 
 def fit(trainer: L.Trainer, module: Training, feed: Feed, *, checkpoint: Path | None) -> None:
@@ -159,19 +186,6 @@ def fit(trainer: L.Trainer, module: Training, feed: Feed, *, checkpoint: Path | 
         if found:
             raise UserError(message.strip()) from None
         raise
-
-
-def flop_counter(model: Model, size: tuple[int, int]) -> Callable[[float], float]:
-    """Multiplications and additions of the matmuls of one training step, per image, by share of patches kept."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    @cache
-    def count(keep: float) -> float:
-        with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
-            model(torch.zeros(2, 3, *size, device=next(model.parameters()).device), keep=keep)
-        return 3 * counter.get_total_flops() / 2  # the backward pass costs two forward passes
-
-    return count
 
 
 def git_revision() -> str | None:

@@ -1,0 +1,242 @@
+"""How fast training is here, next to timm and to this machine's own limit, in one interleaved run.
+
+    vitocr bench                      # the default CIFAR-10 model
+    vitocr bench backbone=vit_small   # any of train.py's options
+
+Every contender runs in fresh processes, arranged as it would be in use: ours as `trainer=auto` arranges
+it (one rank a core, gradients really exchanged), timm's as one process with all threads, and once more
+as one rank a core. Rounds are interleaved, because this and most machines are shared: what counts is
+the ratio within a round, reported as its median with the lowest and highest.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import start_processes
+from torch.nn.parallel import DistributedDataParallel
+
+from vitocr import machine
+from vitocr.errors import UserError
+from vitocr.models.flops import training_flops
+from vitocr.models.model import build_model
+from vitocr.training.optim import build_optimizer
+
+Work = Callable[[int, int], tuple[Callable[[], object], float]]  # (rank, world) -> (one step, what it does)
+WARM_UP_STEPS = 3
+
+
+def matmul(rank: int, world: int) -> tuple[Callable[[], object], float]:
+    a, b = torch.randn(2048, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16()
+    return lambda: a @ b, 2 * 2048**3 / 1e9
+
+
+def our_step(config: dict[str, Any]) -> Work:
+    """Forward, loss, backward, clipping and optimiser of the configured model; counts images."""
+
+    def work(rank: int, world: int) -> tuple[Callable[[], object], float]:
+        model = build_model(spec_of(config))
+        images, targets = synthetic(config, config["batch_size"] // world)
+        wrapped: nn.Module = DistributedDataParallel(model) if world > 1 else model
+        optimizer = build_optimizer(model, config["optim"])
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=machine.cpu_has_bf16())
+
+        def step() -> None:
+            with autocast:
+                logits = wrapped(images)
+            model.head.loss(logits, targets, label_smoothing=0.1).backward()  # type: ignore[operator]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step, len(images)
+
+    return work
+
+
+def timm_step(config: dict[str, Any], *, bf16: bool) -> Work:
+    """The same shape in timm's own ViT with torch's AdamW: how most people would train it."""
+
+    def work(rank: int, world: int) -> tuple[Callable[[], object], float]:
+        model = timm_twin(config)
+        images, targets = synthetic(config, config["batch_size"] // world)
+        wrapped: nn.Module = DistributedDataParallel(model) if world > 1 else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        def step() -> None:
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                logits = wrapped(images)
+            torch.nn.functional.cross_entropy(logits.float(), targets, label_smoothing=0.1).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step, len(images)
+
+    return work
+
+
+def spec_of(config: dict[str, Any]) -> dict[str, Any]:
+    head = config["head"] | {"classes": 10}
+    return {"image_size": config["preprocess"]["size"], "backbone": config["backbone"], "head": head}
+
+
+def timm_twin(config: dict[str, Any]) -> nn.Module:
+    from timm.models.vision_transformer import VisionTransformer
+
+    b = config["backbone"]
+    if b["_target_"] != "vitocr.models.vit.ViT" or b.get("stem"):
+        raise UserError("bench compares our plain ViT with timm's: choose backbone=vit_micro, vit_tiny, ...")
+    return VisionTransformer(
+        img_size=tuple(config["preprocess"]["size"]),
+        patch_size=b["patch"],
+        embed_dim=b["dim"],
+        depth=b["depth"],
+        num_heads=b["heads"],
+        mlp_ratio=b["mlp_ratio"],
+        class_token=False,
+        global_pool="avg",
+        num_classes=10,
+    )
+
+
+def synthetic(config: dict[str, Any], count: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 3, *config["preprocess"]["size"]), torch.randint(0, 10, (count,))
+
+
+def measure(work: Work, *, ranks: int, threads: int, seconds: float) -> float:
+    """What `ranks` processes of `threads` threads do together in a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Forked: the imports are paid once. The parent never computes, so no thread pool is torn.
+        start_processes(run_rank, (work, ranks, threads, seconds, folder), nprocs=ranks, start_method="fork")
+        return sum(json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks))
+
+
+def run_rank(rank: int, work: Work, ranks: int, threads: int, seconds: float, folder: str) -> None:
+    machine.die_with_parent()
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    step, amount = work(rank, ranks)
+    for _ in range(WARM_UP_STEPS):
+        step()
+    began = time.perf_counter()
+    step()
+    # All ranks take the same number of steps, or the one that takes more would wait for the others forever.
+    count = torch.tensor(max(3.0, seconds / (time.perf_counter() - began)))
+    if ranks > 1:
+        dist.all_reduce(count, op=dist.ReduceOp.MIN)
+        dist.barrier()
+    began = time.perf_counter()
+    for _ in range(int(count)):
+        step()
+    rate = int(count) * amount / (time.perf_counter() - began)
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(rate))
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def lightning_epoch(words: Sequence[str], *, steps: int) -> float:
+    """Images a second of the real command, augmentation, logging and all; validation is timed apart."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        options = [*words, f"steps={steps}", "keep_patches=1", f"run_dir={run}", "save_every=1d", "logger=none"]
+        command = [sys.executable, "-c", "from vitocr.train import main; main()", *options]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"the training that was to be timed failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return float(json.loads((run / "metrics.json").read_text())["train"]["images_per_second"])
+
+
+def compose_config(words: Sequence[str]) -> dict[str, Any]:
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from vitocr.config import conf_dir
+
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = OmegaConf.to_container(compose("config", overrides=list(words)), resolve=True)
+    assert isinstance(config, dict)
+    return config  # type: ignore[return-value]
+
+
+def main(words: Sequence[str] = (), *, rounds: int = 5, seconds: float = 4.0, epoch: bool = True) -> dict[str, Any]:
+    """Runs the rounds, prints a table, returns the figures."""
+    machine.keep_freed_memory()
+    config = compose_config(words)
+    plan = machine.make_plan(config["trainer"], batch_size=config["batch_size"])
+    if plan.accelerator != "cpu":
+        raise UserError("bench compares training on the CPU so far: add trainer=cpu or trainer=ddp")
+    cores = machine.usable_cores()
+    ranks = {"ranks": plan.devices, "threads": plan.threads}
+    whole = {"ranks": 1, "threads": cores}
+    contenders: dict[str, Callable[[], float]] = {
+        "bf16 matmul, GFLOP/s": lambda: max(measure(matmul, **ranks, seconds=1), measure(matmul, **whole, seconds=1)),
+        "ours": lambda: measure(our_step(config), **ranks, seconds=seconds),
+        "timm fp32": lambda: measure(timm_step(config, bf16=False), **whole, seconds=seconds),
+        "timm bf16": lambda: measure(timm_step(config, bf16=True), **whole, seconds=seconds),
+        "timm bf16, a rank a core": lambda: measure(
+            timm_step(config, bf16=True), ranks=cores, threads=1, seconds=seconds
+        ),
+    }
+    if epoch:
+        batches = 49_000 // config["batch_size"]
+        contenders["ours through Lightning"] = lambda: lightning_epoch(words, steps=batches)
+    results: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        for name, run in contenders.items():
+            print(f"\rround {number + 1} of {rounds}: {name:28}", end="", file=sys.stderr, flush=True)
+            results[name].append(run())
+    print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    gflops = training_flops(build_model(spec_of(config)), tuple(config["preprocess"]["size"])) / 1e9
+    figures = summarise(results, gflops_per_image=gflops)
+    figures["plan"] = f"{plan.devices} ranks x {plan.threads} threads, {os.cpu_count()} cores"
+    print_table(figures)
+    return figures
+
+
+def summarise(results: dict[str, list[float]], *, gflops_per_image: float) -> dict[str, Any]:
+    def spread(values: list[float]) -> dict[str, float]:
+        return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+    def ratio(over: str, under: str, scale: float = 1.0) -> dict[str, float]:
+        return spread([scale * a / b for a, b in zip(results[over], results[under], strict=True)])
+
+    ratios = {
+        "share of the matmul rate": ratio("ours", "bf16 matmul, GFLOP/s", gflops_per_image),
+        "ours / timm fp32": ratio("ours", "timm fp32"),
+        "ours / timm bf16": ratio("ours", "timm bf16"),
+        "ours / timm bf16, a rank a core": ratio("ours", "timm bf16, a rank a core"),
+    }
+    if "ours through Lightning" in results:
+        ratios["through Lightning / bare step"] = ratio("ours through Lightning", "ours")
+    rates = {name: spread(values) for name, values in results.items()}
+    return {"gflops_per_image": gflops_per_image, "rates": rates, "ratios": ratios}
+
+
+def print_table(figures: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    for title, unit, rows in (
+        (f"Rates ({figures['plan']})", "images/s", figures["rates"]),
+        ("Ratios within a round", "", figures["ratios"]),
+    ):
+        table = Table(title=title, title_justify="left")
+        for column in ("", f"median {unit}".strip(), "lowest", "highest"):
+            table.add_column(column, justify="left" if not column else "right")
+        for name, value in rows.items():
+            digits = 2 if not unit else 0
+            table.add_row(name, *(f"{value[key]:.{digits}f}" for key in ("median", "low", "high")))
+        Console().print(table)
