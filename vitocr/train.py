@@ -5,7 +5,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import vitocr
 from vitocr.config import LENGTH, conf_dir, differences, explain_hydra_error, flatten
@@ -25,28 +25,33 @@ def main(argv: list[str] | None = None) -> None:
     # Hydra would print its exceptions itself and exit; this makes it raise, so that ours can be said better.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
-    except UserError as error:
-        fail(str(error))
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(guarded_job)()
     except (HydraException, OmegaConfBaseException) as error:
         causes = f"{error}\n{error.__cause__ or ''}"
         fail(explain_hydra_error(causes, default_keys()))
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
 
+def guarded_job(cfg: Any) -> float | None:
+    try:
+        return job(cfg)
+    except UserError as error:  # here, because Hydra would print a line of its own first
+        fail(str(error))
+
+
 def default_keys() -> list[str]:
     """Every option there is, for near matches."""
-    from hydra import compose
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    try:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return list(flatten(OmegaConf.to_container(compose("config"), resolve=False)))
-    except Exception:
-        return []
 
 
 def job(cfg: Any) -> float | None:
@@ -118,9 +123,6 @@ def train(config: dict[str, Any], *, folder: Path, checkpoint: Path | None, swee
     first = int(os.environ.get("LOCAL_RANK", 0)) == 0
     say = print_line if first else (lambda message: None)
     say(f"vitocr {vitocr.__version__}: {config['name']}, {describe_plan(plan)}, run folder {folder}")
-    if first:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_config(config, folder)
 
     from vitocr.training import setup
 
@@ -137,6 +139,8 @@ def train(config: dict[str, Any], *, folder: Path, checkpoint: Path | None, swee
     trainer, module, feed = setup.build_trainer(
         config, splits, model, description, clock=clock, plan=plan, folder=folder, say=say
     )
+    if first:
+        write_config(config, folder)
     os.environ["VITOCR_RUN_DIR"] = str(folder)
     if checkpoint is not None:
         os.environ["VITOCR_RESUMING"] = "1"

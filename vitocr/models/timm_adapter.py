@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import timm
 from torch import Tensor, nn
 
-from vitocr.models.vit import pair
+from vitocr.errors import UserError
+from vitocr.models.vit import pair, patch_grid
 
 
 class TimmViT(nn.Module):
@@ -27,23 +28,28 @@ class TimmViT(nn.Module):
             hint = f" Did you mean {', '.join(near)}?" if near else " timm.list_models('*vit*') lists them."
             raise ValueError(f"backbone.name={name}: timm has no such model.{hint}")
         self.image_size = pair(image_size)
-        self.vit = timm.create_model(
-            name,
-            pretrained=pretrained,
-            img_size=self.image_size,
-            num_classes=0,
-            drop_path_rate=drop_path,
-            **(overrides or {}),
-        )
+        not_a_vit = f"backbone.name={name} is not a Vision Transformer: it has no patch embedding"
+        try:
+            self.vit = timm.create_model(
+                name,
+                pretrained=pretrained,
+                img_size=self.image_size,
+                num_classes=0,
+                drop_path_rate=drop_path,
+                **(overrides or {}),
+            )
+        except TypeError as error:
+            raise ValueError(not_a_vit if "'img_size'" in str(error) else f"timm's {error}") from error
         if not hasattr(self.vit, "patch_embed") or not hasattr(self.vit, "num_prefix_tokens"):
-            raise ValueError(f"backbone.name={name} is not a Vision Transformer: it has no patch embedding")
+            raise ValueError(not_a_vit)
+        patch_grid(self.image_size, pair(self.vit.patch_embed.patch_size))  # timm would cut off the odd pixels
         self.dim: int = self.vit.num_features
         self.grid: tuple[int, int] = tuple(self.vit.patch_embed.grid_size)
         self.prefix: int = self.vit.num_prefix_tokens
 
     def forward(self, images: Tensor, *, keep: float = 1.0, seen: dict[str, Tensor] | None = None) -> Tensor:
         if keep < 1.0:
-            raise ValueError("a timm backbone sees every patch: set keep_patches=1")
+            raise UserError("a timm backbone sees every patch: set keep_patches=1")
         if seen is None:
             return self.vit.forward_features(images)
         tokens, layers = self.vit.forward_intermediates(images, output_fmt="NLC", return_prefix_tokens=False)

@@ -4,7 +4,7 @@
 
 Design choices, each an argument:
 - patches of any shape (`patch=4` or `patch=[8, 4]`) through one linear map, or through a small
-  convolutional stem (`stem=[64, 128]`, the hybrid of the ViT paper);
+  convolutional stem (`stem=[[64, 1], [128, 2]]`: widths and strides; the hybrid of the ViT paper);
 - learned position embeddings, kept as a grid and interpolated when the image is another size;
 - pre-norm (default) or post-norm; ReLU MLP (13 % faster than GELU on a CPU, as accurate);
 - stochastic depth that skips work instead of masking it;
@@ -36,6 +36,20 @@ def pair(size: int | Sequence[int]) -> tuple[int, int]:
         return size, size
     height, width = size
     return height, width
+
+
+def patch_grid(image_size: tuple[int, int], patch: tuple[int, int], stride: int = 1) -> tuple[int, int]:
+    """Rows and columns of patches behind a stem of `stride`, or an error that says what would fit."""
+    step = tuple(side * stride for side in patch)
+    if any(size % s or size < s for size, s in zip(image_size, step, strict=True)):
+        near = tuple(max(s, round(size / s) * s) for size, s in zip(image_size, step, strict=True))
+        stem = f" behind a stem of stride {stride}" if stride > 1 else ""
+        raise ValueError(
+            f"an image of {image_size[0]}x{image_size[1]} (height x width) does not divide into patches "
+            f"of {patch[0]}x{patch[1]}{stem}; use another backbone.patch, "
+            f"or an image size such as {near[0]}x{near[1]}"
+        )
+    return image_size[0] // step[0], image_size[1] // step[1]
 
 
 class Mlp(nn.Module):
@@ -98,20 +112,22 @@ class Block(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """3x3 convolutions of stride 2, one per width, that shrink the image before it is cut into patches."""
+    """3x3 convolutions, each with a width and a stride, that the image goes through before it is cut into patches."""
 
-    def __init__(self, channels: int, widths: Sequence[int]) -> None:
+    def __init__(self, channels: int, layers_spec: Sequence[Sequence[int]]) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for width in widths:
+        self.stride = 1
+        for width, stride in layers_spec:
+            self.stride *= stride
             layers += [
-                nn.Conv2d(channels, width, 3, stride=2, padding=1, bias=False),
+                nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False),
                 nn.BatchNorm2d(width),
                 nn.ReLU(inplace=True),
             ]
             channels = width
         self.layers = nn.Sequential(*layers)
-        self.channels, self.stride = channels, 2 ** len(widths)
+        self.channels = channels
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images.contiguous(memory_format=torch.channels_last))
@@ -134,10 +150,16 @@ class ViT(nn.Module):
         class_token: bool = False,
         drop_path: float = 0.0,
         bias: bool = True,
-        stem: Sequence[int] = (),
+        stem: Sequence[Sequence[int]] = (),
         channels: int = 3,
     ) -> None:
         super().__init__()
+        if norm not in ("pre", "post"):
+            raise ValueError(f"backbone.norm={norm}: choose pre or post")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"backbone.activation={activation}: choose one of {', '.join(ACTIVATIONS)}")
+        if not 0 <= drop_path < 1:
+            raise ValueError(f"backbone.drop_path={drop_path} is a share of the images: at least 0 and below 1")
         self.image_size, self.patch, self.dim = pair(image_size), pair(patch), dim
         self.stem = ConvStem(channels, stem) if stem else None
         self.stride = 1
@@ -172,17 +194,7 @@ class ViT(nn.Module):
                 nn.init.zeros_(block.mlp.down.weight)
 
     def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of patches, or an error that says what would fit."""
-        step = tuple(side * self.stride for side in self.patch)
-        if any(size % s or size < s for size, s in zip(image_size, step, strict=True)):
-            near = tuple(max(s, round(size / s) * s) for size, s in zip(image_size, step, strict=True))
-            stem = f" behind a stem of stride {self.stride}" if self.stride > 1 else ""
-            raise ValueError(
-                f"an image of {image_size[0]}x{image_size[1]} (height x width) does not divide into patches "
-                f"of {self.patch[0]}x{self.patch[1]}{stem}; use another backbone.patch, "
-                f"or an image size such as {near[0]}x{near[1]}"
-            )
-        return image_size[0] // step[0], image_size[1] // step[1]
+        return patch_grid(image_size, self.patch, self.stride)
 
     def cut(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to flat patches (B, gh*gw, C*ph*pw)."""

@@ -1,5 +1,6 @@
 """From a configuration to the parts of a run: data, model and its description, Lightning's trainer."""
 
+import inspect
 import os
 import platform
 import subprocess
@@ -10,7 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_method, instantiate
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from vitocr import machine
@@ -35,8 +36,12 @@ Say = Callable[[str], object]
 
 def load_data(config: dict[str, Any], *, say: Say) -> Splits:
     """`data._target_` names a function that returns Splits; the rest of `data:` are its arguments."""
-    extra = {"say": say} if config["data"]["_target_"].startswith("vitocr.") else {}
-    splits: Splits = instantiate(config["data"], **extra, _convert_="all")
+    # Called here rather than by Hydra, which would wrap our errors in its own.
+    arguments = {name: value for name, value in config["data"].items() if name != "_target_"}
+    source = get_method(config["data"]["_target_"])
+    if "say" in inspect.signature(source).parameters:
+        arguments["say"] = say
+    splits: Splits = source(**arguments)
     for note in splits.notes:
         say(note)
     if config["augment"]["kind"] == "image":
