@@ -75,7 +75,7 @@ def test_a_size_that_does_not_divide_is_refused_with_one_that_would() -> None:
     with pytest.raises(ValueError, match=r"15x16 .*patches of 4x4"):
         tiny()(images(1, 15, 16))
     with pytest.raises(ValueError, match=r"behind a stem of stride 4.*such as 32x32"):
-        tiny(image_size=(34, 32), stem=[8, 8], patch=1)
+        tiny(image_size=(34, 32), stem=[[8, 2], [8, 2]], patch=1)
 
 
 def test_a_size_that_does_not_divide_is_an_error_for_people_when_a_model_is_built() -> None:
@@ -336,7 +336,7 @@ def test_deeper_blocks_are_skipped_more() -> None:
 
 
 def test_a_convolutional_stem_shrinks_the_image_before_it_is_cut() -> None:
-    vit = tiny(image_size=(32, 16), stem=[8, 12], patch=1)
+    vit = tiny(image_size=(32, 16), stem=[[8, 2], [12, 2]], patch=1)
     assert vit.grid == (8, 4)
     assert vit.embed.in_features == 12
     assert vit(images(2, 32, 16)).shape == (2, 32, 32)
@@ -391,7 +391,7 @@ def test_arithmetic_is_counted_as_by_hand() -> None:
 def test_counting_arithmetic_leaves_the_model_and_its_randomness_alone() -> None:
     """A resumed run counts once more than an uninterrupted one and must end in the same weights."""
     torch.manual_seed(0)
-    model = build_model(spec(stem=[8], patch=2, drop_path=0.5)).train()
+    model = build_model(spec(stem=[[8, 2]], patch=2, drop_path=0.5)).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
     assert training_flops(model, (16, 16)) > 0
@@ -400,7 +400,9 @@ def test_counting_arithmetic_leaves_the_model_and_its_randomness_alone() -> None
         assert torch.equal(value, before[name]), name
 
 
-@pytest.mark.parametrize("changes", [{}, {"stem": [16], "patch": 2}, {"norm": "post"}], ids=["plain", "hybrid", "post"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"stem": [[16, 2]], "patch": 2}, {"norm": "post"}], ids=["plain", "hybrid", "post"]
+)
 def test_it_learns_sixteen_random_images_by_heart(changes: dict) -> None:
     torch.manual_seed(0)
     model = build_model(spec(**changes))

@@ -22,6 +22,7 @@ from vitocr.errors import UserError, did_you_mean
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # from malloc.h
 MAX_CPU_RANKS = 8  # beyond, threads: a rank's slice of the batch gets too small
 MIN_RANK_BATCH = 32  # images; below, a rank spends its time between the matmuls
+STRATEGIES = ["auto", "single", "ddp", "fsdp"]
 PRECISIONS = ["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed"]
 
 
@@ -100,29 +101,36 @@ def make_plan(spec: dict[str, Any], *, batch_size: int, sweep: bool = False) -> 
     if accelerator == "auto":
         accelerator = "gpu" if gpus else "cpu"
     strategy = spec["strategy"]
+    if strategy not in STRATEGIES:
+        raise UserError(
+            f"trainer.strategy={strategy}: choose one of {', '.join(STRATEGIES)}.{did_you_mean(strategy, STRATEGIES)}"
+        )
     if strategy == "fsdp" and accelerator == "cpu":
         raise UserError("trainer=fsdp shards a model over GPUs and torch sees none here; on a CPU use trainer=ddp")
     cores = usable_cores()
     threads = spec["threads"]
     devices = spec["devices"]
+    for name, value in (("threads", threads), ("devices", devices), ("workers", spec["workers"])):
+        least = 0 if name == "workers" else 1
+        if value != "auto" and not (isinstance(value, int) and value >= least):
+            raise UserError(f"trainer.{name}={value}: give auto or a number from {least} up")
     if devices == "auto":
         if sweep or strategy == "single":
             devices = 1
         elif accelerator == "gpu":
             devices = gpus
-        elif threads == "auto":
-            devices = max(1, min(cores, MAX_CPU_RANKS, batch_size // MIN_RANK_BATCH))
         else:
-            devices = max(1, cores // threads)
+            ranks = cores if threads == "auto" else cores // threads
+            devices = max(1, min(ranks, MAX_CPU_RANKS, batch_size // MIN_RANK_BATCH))
     if sweep and devices > 1:
         raise UserError(
             f"a sweep (-m) runs its jobs in one process each, but trainer.devices={devices}: every rank would "
             "start the sweep again. Add trainer.devices=1, or start the jobs one by one without -m"
         )
-    if strategy == "auto":
+    if accelerator == "gpu" and devices > gpus:
+        raise UserError(f"trainer.devices={devices}: torch sees {gpus} GPU{'s' * (gpus > 1)} on this machine")
+    if strategy in ("auto", "single"):
         strategy = "ddp" if devices > 1 else "auto"
-    if strategy == "single":
-        strategy = "auto"
     if strategy == "ddp" and accelerator == "cpu" and hasattr(os, "fork"):
         strategy = "ddp_fork"  # starts in no time, and the ranks share the data set's memory
     precision = spec["precision"]

@@ -80,11 +80,12 @@ def choose_folder(cfg: Any) -> tuple[Path, Path | None]:
         return folder, checkpoint
     root = Path("runs") / cfg.name
     if cfg.resume == "auto":
-        unfinished = [p for p in root.glob("*/last.ckpt") if not (p.parent / "metrics.json").exists()]
+        where = root.glob("*/last.ckpt") if cfg.run_dir is None else Path(cfg.run_dir).glob("last.ckpt")
+        unfinished = [path for path in where if not (path.parent / "metrics.json").exists()]
         if unfinished:
             checkpoint = max(unfinished, key=lambda path: path.stat().st_mtime)
             return checkpoint.parent, checkpoint
-        print(f"resume=auto: no unfinished run under {root}, so this is a new one")
+        print(f"resume=auto: no unfinished run under {cfg.run_dir or root}, so this is a new one")
     elif cfg.resume is not None:
         checkpoint = Path(cfg.resume)
         if checkpoint.is_dir():

@@ -16,10 +16,10 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def parse_seconds(text: str | float) -> float:
     """ "90", "90s", "30m", "1.5h" or "1h30m" to seconds."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd]?)", str(text).strip().lower())
-    if not parts or "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", str(text).lower()):
+    written = re.sub(r"(?<=[smhd])\s+|\s+(?=[smhd])", "", str(text).strip().lower())  # 1h 30m, 30 m
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+|\d+(\.\d+)?", written):
         raise UserError(f"budget={text} is not a time: write it as 90s, 30m, 2h or 1h30m")
-    return sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
+    return sum(float(number) * UNITS[unit or "s"] for number, unit in re.findall(r"([\d.]+)([smhd]?)", written))
 
 
 class Clock:
@@ -50,13 +50,10 @@ class Clock:
 
 def learning_rate_factor(progress: float, *, warmup: float, decay: str, final: float = 0.0) -> float:
     """What the peak learning rate is multiplied by: up linearly over `warmup`, then down to `final`."""
+    if decay not in ("linear", "cosine"):
+        raise UserError(f"optim.schedule.decay={decay}: choose linear or cosine")
     if progress < warmup:
         return max(0.02, progress / warmup)
-    left = (1 - progress) / (1 - warmup)
-    if decay == "linear":
-        shape = left
-    elif decay == "cosine":
-        shape = 0.5 * (1 - math.cos(math.pi * left))
-    else:
-        raise UserError(f"optim.schedule.decay={decay}: choose linear or cosine")
+    left = (1 - progress) / max(1 - warmup, 1e-6)
+    shape = left if decay == "linear" else 0.5 * (1 - math.cos(math.pi * left))
     return final + (1 - final) * shape

@@ -4,6 +4,7 @@ import inspect
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -191,6 +192,14 @@ def fit(trainer: L.Trainer, module: Training, feed: Feed, *, checkpoint: Path | 
         if found:
             raise UserError(message.strip()) from None
         raise
+    except SystemExit:  # how Lightning ends after Ctrl-C
+        if checkpoint_of(trainer).exists():
+            print(f"interrupted; resume=auto goes on from {checkpoint_of(trainer)}", file=sys.stderr)
+        raise
+
+
+def checkpoint_of(trainer: L.Trainer) -> Path:
+    return next(c.folder for c in trainer.callbacks if isinstance(c, Keeper)) / "last.ckpt"  # type: ignore[attr-defined]
 
 
 def git_revision() -> str | None:

@@ -16,6 +16,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -26,6 +27,7 @@ LICENCE_FILES = ("LICENSE", "LICENSE.txt", "OFL.txt")
 FAMILY_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
+@cache
 def families_by_look() -> dict[str, tuple[str, ...]]:
     """The curated list: {"sans": ("roboto", ...), "condensed": ..., "korean": ...}."""
     text = resources.files(__package__).joinpath("assets/families.txt").read_text(encoding="utf-8")
