@@ -108,7 +108,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(changes: dict, message: str) 
 
 def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, cores=8, gpus=1)
-    with pytest.raises(UserError, match="trainer.devices=4: torch sees 1 GPU on this machine"):
+    with pytest.raises(UserError, match=r"trainer.devices=4: torch sees 1 GPU on this machine"):
         make_plan(AUTO | {"accelerator": "gpu", "devices": 4}, batch_size=128)
 
 

@@ -185,7 +185,7 @@ def test_frozen_parameters_are_left_out() -> None:
 
 
 def test_a_misspelt_optimiser_gets_a_near_match() -> None:
-    with pytest.raises(UserError, match="optim.name=moun: choose muon or adamw. Did you mean 'muon'?"):
+    with pytest.raises(UserError, match=r"optim.name=moun: choose muon or adamw. Did you mean 'muon'?"):
         build_optimizer(model(), SPEC | {"name": "moun"})
 
 

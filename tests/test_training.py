@@ -96,6 +96,18 @@ def test_two_ranks_learn_what_one_process_learns(shapes: Path, tmp_path: Path) -
         torch.testing.assert_close(one[name], two[name], atol=2e-3, rtol=0)
 
 
+def test_ranks_with_unequal_shares_of_a_split_measure_it_rightly(shapes: Path, tmp_path: Path) -> None:
+    """Seven validation images: one rank has three, the other four. Launched as on GPUs, not forked."""
+    words = [*TINY, *TWO, "trainer.strategy=ddp", f"data.root={shapes}", "data.val_fraction=0.117", "steps=40"]
+    output = run([*words, f"run_dir={tmp_path / 'run'}"], tmp_path)
+    assert "val 7" in output
+    figures = json.loads((tmp_path / "run" / "metrics.json").read_text())["val"]
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        measured = {float(row["val_accuracy"]) for row in csv.DictReader(file) if row["val_accuracy"]}
+    assert all(abs(7 * value - round(7 * value)) < 1e-5 for value in measured)
+    assert max(measured) == pytest.approx(figures["accuracy"], abs=1e-6)
+
+
 def test_a_budget_ends_on_time_and_goes_on_with_what_is_left(shapes: Path, tmp_path: Path) -> None:
     words = [*TINY, *ONE, f"data.root={shapes}", "budget=22s", "save_every=1s", f"run_dir={tmp_path / 'run'}"]
     began = time.monotonic()

@@ -171,7 +171,9 @@ def compose_config(words: Sequence[str]) -> dict[str, Any]:
     return config  # type: ignore[return-value]
 
 
-def main(words: Sequence[str] = (), *, rounds: int = 5, seconds: float = 4.0, epoch: bool = True) -> dict[str, Any]:
+def main(
+    words: Sequence[str] = (), *, rounds: int = 5, seconds: float = 4.0, epoch: bool = True, table: bool = True
+) -> dict[str, Any]:
     """Runs the rounds, prints a table, returns the figures."""
     machine.keep_freed_memory()
     config = compose_config(words)
@@ -202,7 +204,8 @@ def main(words: Sequence[str] = (), *, rounds: int = 5, seconds: float = 4.0, ep
     gflops = training_flops(build_model(spec_of(config)), tuple(config["preprocess"]["size"])) / 1e9
     figures = summarise(results, gflops_per_image=gflops)
     figures["plan"] = f"{plan.devices} ranks x {plan.threads} threads, {os.cpu_count()} cores"
-    print_table(figures)
+    if table:
+        print_table(figures)
     return figures
 
 

@@ -20,6 +20,15 @@ def main(argv: list[str] | None = None) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    typed = list(sys.argv)
+
+    def guarded_job(cfg: Any) -> float | None:
+        sys.argv = typed  # Lightning starts the other ranks of a GPU run by what was typed, `vitocr train` included
+        try:
+            return job(cfg)
+        except UserError as error:  # here, because Hydra would print a line of its own first
+            fail(str(error))
+
     if argv is not None:
         sys.argv = [sys.argv[0], *argv]
     # Hydra would print its exceptions itself and exit; this makes it raise, so that ours can be said better.
@@ -34,13 +43,6 @@ def main(argv: list[str] | None = None) -> None:
 def fail(message: str) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
-
-
-def guarded_job(cfg: Any) -> float | None:
-    try:
-        return job(cfg)
-    except UserError as error:  # here, because Hydra would print a line of its own first
-        fail(str(error))
 
 
 def default_keys() -> list[str]:

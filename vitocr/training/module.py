@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitocr.data.batch_augment import BatchAugment, eval_images
@@ -46,6 +48,7 @@ class Training(L.LightningModule):
         self.clock, self.seed, self.augment = clock, seed, augment
         self.batches_per_epoch = batches_per_epoch
         self.mean, self.std = description["preprocess"]["mean"], description["preprocess"]["std"]
+        self.val_sums = torch.zeros(3, dtype=torch.float64)  # loss, right answers, images
         self.train_loss, self.train_accuracy = torch.zeros(()), torch.zeros(())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -97,8 +100,21 @@ class Training(L.LightningModule):
         if images.dtype == torch.uint8:
             images = eval_images(images, self.mean, self.std, self.compute_dtype)
         logits = self.model(images).float()
-        loss = torch.nn.functional.cross_entropy(logits, batch.targets)
-        accuracy = (logits.argmax(dim=1) == batch.targets).float().mean()
-        size = len(batch.targets)
-        self.log("val_loss", loss, batch_size=size, sync_dist=True)
-        self.log("val_accuracy", accuracy, batch_size=size, sync_dist=True)
+        self.val_sums += torch.stack(
+            [
+                F.cross_entropy(logits, batch.targets, reduction="sum").double(),
+                (logits.argmax(dim=1) == batch.targets).sum().double(),
+                torch.tensor(len(batch.targets), dtype=torch.float64, device=logits.device),
+            ]
+        )
+
+    def on_validation_epoch_start(self) -> None:
+        self.val_sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+
+    def on_validation_epoch_end(self) -> None:
+        # Summed over ranks before dividing: their shares of a split need not be equal.
+        if self.trainer.world_size > 1:
+            dist.all_reduce(self.val_sums)
+        loss, correct, count = self.val_sums.tolist()
+        self.log("val_loss", loss / count)
+        self.log("val_accuracy", correct / count)

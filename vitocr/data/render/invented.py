@@ -139,5 +139,7 @@ def syllables(rng: random.Random) -> str:
     word = ""
     for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 5))):
         last = 0 if rng.random() < 0.55 else rng.choice((1, 4, 8, 16, 17, 19, 21, rng.randrange(28)))
-        word += chr(0xAC00 + (rng.randrange(19) * 21 + rng.choice((0, 4, 8, 13, 18, 20, rng.randrange(21)))) * 28 + last)
+        word += chr(
+            0xAC00 + (rng.randrange(19) * 21 + rng.choice((0, 4, 8, 13, 18, 20, rng.randrange(21)))) * 28 + last
+        )
     return word

@@ -23,7 +23,29 @@ from vitocr.errors import UserError
 # Words of 1, 2, 3 ... letters, in per cent.
 LENGTHS = (0.6, 6, 16, 19, 16, 13, 10.5, 8, 6, 4.5, 3.2, 2.6, 1.8, 1.2, 0.8, 0.5, 0.3, 0.2, 0.1, 0.1)
 TIERS = {"10": 40.0, "20": 14.0, "35": 3.0, "40": 2.0, "50": 1.2, "55": 1.0, "60": 0.8, "70": 0.6}  # weight of a word
-SUFFIXES = (".", ".", ".", ",", ",", "!", "!", "?", ":", ";", "'s", "'s", "'S", ")", '"', "'", "...", "-", "/", "!!", "*")
+SUFFIXES = (
+    ".",
+    ".",
+    ".",
+    ",",
+    ",",
+    "!",
+    "!",
+    "?",
+    ":",
+    ";",
+    "'s",
+    "'s",
+    "'S",
+    ")",
+    '"',
+    "'",
+    "...",
+    "-",
+    "/",
+    "!!",
+    "*",
+)
 PREFIXES = ("(", '"', "'", "-", "&", "*", "#", "@", "$", "[", "~", "+", ".")
 LONG = 11  # letters and more
 
@@ -195,6 +217,8 @@ def _read_own(files: Iterable[str | Path]) -> list[str]:
         try:
             lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"The list of words {file} cannot be read ({error}). It should be UTF-8, a word a line.") from error
+            raise UserError(
+                f"The list of words {file} cannot be read ({error}). It should be UTF-8, a word a line."
+            ) from error
         words += [unicodedata.normalize("NFC", line.strip()) for line in lines if line.strip()]
     return words
