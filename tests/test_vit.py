@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitocr.errors import UserError
-from vitocr.heads.classify import Classify
+from vitocr.heads.classify import ClassTargets, Classify
 from vitocr.models.attention import Attention, attend_plain
 from vitocr.models.flops import training_flops
 from vitocr.models.model import build_model
@@ -162,13 +162,14 @@ def test_class_token_pooling_without_a_class_token_says_how_to_get_one() -> None
 
 def test_an_unknown_pooling_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="choose avg or cls"):
-        Classify(dim=4, prefix=0, classes=3, pool="max")
+        Classify(dim=4, prefix=0, grid=(1, 5), classes=3, pool="max")
 
 
 def test_the_head_reads_both_labels_of_a_mixed_image() -> None:
-    head = Classify(dim=4, prefix=0, classes=3)
-    logits, a, b = torch.randn(6, 3), torch.randint(0, 3, (6,)), torch.randint(0, 3, (6,))
-    mixed = head.loss(logits, a, mixed=b, share=0.3)
+    head = Classify(dim=4, prefix=0, grid=(1, 5), classes=3)
+    torch.nn.init.normal_(head.logits.weight)
+    tokens, a, b = torch.randn(6, 5, 4), torch.randint(0, 3, (6,)), torch.randint(0, 3, (6,))
+    mixed, logits = head.loss(tokens, ClassTargets(a, mixed=b, share=0.3))["loss"], head(tokens)
     assert torch.allclose(mixed, 0.3 * F.cross_entropy(logits, a) + 0.7 * F.cross_entropy(logits, b))
 
 
@@ -419,7 +420,7 @@ def test_it_learns_sixteen_random_images_by_heart(changes: dict) -> None:
     )
     first = math.log(10)  # the loss of a model that predicts all classes alike
     for step in range(60):
-        loss = model.head.loss(model(pictures), labels)  # type: ignore[operator]
+        loss = model.loss(pictures, ClassTargets(labels))["loss"]
         if step == 0:
             assert loss.item() == pytest.approx(first, abs=1e-4)
         optimizer.zero_grad()

@@ -28,8 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitocr import machine
 from vitocr.errors import UserError
+from vitocr.heads.classify import ClassTargets
 from vitocr.models.flops import training_flops
-from vitocr.models.model import build_model
+from vitocr.models.model import Model, build_model
 from vitocr.training.optim import build_optimizer
 
 Work = Callable[[int, int], tuple[Callable[[], object], float]]  # (rank, world) -> (one step, what it does)
@@ -41,20 +42,32 @@ def matmul(rank: int, world: int) -> tuple[Callable[[], object], float]:
     return lambda: a @ b, 2 * 2048**3 / 1e9
 
 
+class Losses(nn.Module):
+    """The model's loss as a forward pass, which is what DistributedDataParallel wraps."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor, targets: ClassTargets) -> dict[str, Tensor]:
+        return self.model.loss(images, targets, label_smoothing=0.1)
+
+
 def our_step(config: dict[str, Any]) -> Work:
     """Forward, loss, backward, clipping and optimiser of the configured model; counts images."""
 
     def work(rank: int, world: int) -> tuple[Callable[[], object], float]:
         model = build_model(spec_of(config))
         images, targets = synthetic(config, config["batch_size"] // world)
-        wrapped: nn.Module = DistributedDataParallel(model) if world > 1 else model
+        losses: nn.Module = Losses(model)
+        wrapped = DistributedDataParallel(losses) if world > 1 else losses
         optimizer = build_optimizer(model, config["optim"])
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=machine.cpu_has_bf16())
 
         def step() -> None:
             with autocast:
-                logits = wrapped(images)
-            model.head.loss(logits, targets, label_smoothing=0.1).backward()  # type: ignore[operator]
+                loss = wrapped(images, ClassTargets(targets))["loss"]
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()

@@ -1,13 +1,23 @@
 """Naming a class: pool the tokens into one vector, map it to one logit a class."""
 
+from typing import NamedTuple
+
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class ClassTargets(NamedTuple):
+    """Where an image was mixed with another, `share` of it shows `ids` and the rest `mixed`."""
+
+    ids: Tensor  # (B,) int64
+    mixed: Tensor | None = None  # (B,) int64
+    share: Tensor | float = 1.0  # (B,)
 
 
 class Classify(nn.Module):
     """`pool="avg"` averages the patch tokens; `pool="cls"` reads the class token (backbone.class_token=true)."""
 
-    def __init__(self, *, dim: int, prefix: int, classes: int, pool: str = "avg") -> None:
+    def __init__(self, *, dim: int, prefix: int, grid: tuple[int, int], classes: int, pool: str = "avg") -> None:
         super().__init__()
         if pool not in ("avg", "cls"):
             raise ValueError(f"head.pool={pool}: choose avg or cls")
@@ -24,19 +34,12 @@ class Classify(nn.Module):
         pooled = tokens[:, 0] if self.pool == "cls" else tokens[:, self.prefix :].mean(dim=1)  # (B, D)
         return self.logits(pooled)  # (B, classes)
 
-    def loss(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        *,
-        mixed: Tensor | None = None,
-        share: Tensor | float = 1.0,
-        label_smoothing: float = 0.0,
-    ) -> Tensor:
-        """Cross-entropy; where an image was mixed, `share` of it is `targets` and the rest is `mixed`."""
-        logits = logits.float()
-        loss = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
-        if mixed is not None:
-            other = F.cross_entropy(logits, mixed, label_smoothing=label_smoothing, reduction="none")
-            loss = share * loss + (1 - share) * other
-        return loss.mean()
+    def loss(self, tokens: Tensor, targets: ClassTargets, *, label_smoothing: float = 0.0) -> dict[str, Tensor]:
+        """Cross-entropy, and the accuracy on images that show one thing only."""
+        logits = self(tokens).float()
+        loss = F.cross_entropy(logits, targets.ids, label_smoothing=label_smoothing, reduction="none")
+        if targets.mixed is not None:
+            other = F.cross_entropy(logits, targets.mixed, label_smoothing=label_smoothing, reduction="none")
+            return {"loss": (targets.share * loss + (1 - targets.share) * other).mean()}
+        right = logits.detach().argmax(dim=1) == targets.ids
+        return {"loss": loss.mean(), "accuracy": right.float().mean()}

@@ -27,6 +27,10 @@ class Model(nn.Module):
         """Images (B, 3, H, W) to whatever the head makes of their tokens (logits, for a class)."""
         return self.head(self.backbone(images, keep=keep, seen=seen))
 
+    def loss(self, images: Tensor, targets: Any, *, keep: float = 1.0, **options: Any) -> dict[str, Tensor]:
+        """What training minimises, under "loss", and what else the head has to tell."""
+        return self.head.loss(self.backbone(images, keep=keep), targets, **options)  # type: ignore[operator]
+
 
 def import_module_class(path: str) -> type[nn.Module]:
     """The class a spec names. Only nn.Modules: a checkpoint must not be able to call anything else."""
@@ -54,5 +58,5 @@ def build_part(spec: dict[str, Any], role: str, **given: Any) -> nn.Module:
 def build_model(spec: dict[str, Any]) -> Model:
     """The untrained model a spec describes."""
     backbone: Any = build_part(spec["backbone"], "backbone", image_size=spec["image_size"])
-    head = build_part(spec["head"], "head", dim=backbone.dim, prefix=backbone.prefix)
+    head = build_part(spec["head"], "head", dim=backbone.dim, prefix=backbone.prefix, grid=backbone.grid)
     return Model(backbone, head, spec)

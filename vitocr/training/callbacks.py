@@ -50,7 +50,7 @@ class Timekeeper(L.Callback):
     def agree(self, module: Training) -> float:
         """The first rank's seconds, and whether any rank's loss went astray, in one exchange."""
         own = self.clock.elapsed_s() if module.global_rank == 0 else 0.0
-        astray = 0.0 if torch.isfinite(module.train_loss) else 1.0
+        astray = 0.0 if torch.isfinite(module.told["loss"]) else 1.0
         both = torch.tensor([own, astray], dtype=torch.float64)
         if module.trainer.world_size > 1:
             both = both.to(module.device if module.device.type == "cuda" else "cpu")
@@ -173,7 +173,7 @@ class Recorder(L.Callback):
         self.flops += self.batch_size * self.flops_per_image(module.keep())
         step = trainer.global_step
         if step % self.timekeeper.sync_every == 0:
-            self.loss_sum += module.train_loss.item()
+            self.loss_sum += module.told["loss"].item()
             self.loss_count += 1
         if step % self.every_steps == 0:
             self.write(trainer, module, {})
@@ -214,7 +214,7 @@ class Recorder(L.Callback):
             "progress": round(module.clock.progress, 5),
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
             "train_loss": round(self.loss_sum / self.loss_count, 5) if self.loss_count else "",
-            "train_accuracy": round(float(module.train_accuracy), 4),
+            "train_accuracy": round(float(module.told["accuracy"]), 4) if "accuracy" in module.told else "",
             "images_per_second": round(images / seconds, 1) if images else "",
             **extra,
         }

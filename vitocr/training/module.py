@@ -9,20 +9,18 @@ from typing import Any, NamedTuple
 import lightning as L
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
-from vitocr.data.batch_augment import BatchAugment, eval_images
 from vitocr.data.loader import Batch
 from vitocr.models.model import Model
 from vitocr.training.clock import Clock, learning_rate_factor
 from vitocr.training.optim import build_optimizer
+from vitocr.training.tasks import ClassifyTask
 
 
 class Recipe(NamedTuple):
-    """conf `train:`; what is done to the model, apart from the data and the optimiser."""
+    """What is done to the model while it learns, apart from the data and the optimiser."""
 
-    label_smoothing: float = 0.1
     keep_patches: float = 1.0  # share of the patches that the model sees ...
     keep_until: float = 0.65  # ... until this share of training; then all
     clip: float = 1.0  # largest norm of the gradient
@@ -33,23 +31,21 @@ class Training(L.LightningModule):
     def __init__(
         self,
         model: Model,
+        task: ClassifyTask,
         *,
         description: dict[str, Any],
         optim: dict[str, Any],
         recipe: Recipe,
         clock: Clock,
         seed: int,
-        augment: BatchAugment,
         batches_per_epoch: int,
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.task = model, task
         self.description, self.optim, self.recipe = description, optim, recipe
-        self.clock, self.seed, self.augment = clock, seed, augment
-        self.batches_per_epoch = batches_per_epoch
-        self.mean, self.std = description["preprocess"]["mean"], description["preprocess"]["std"]
-        self.val_sums = torch.zeros(3, dtype=torch.float64)  # loss, right answers, images
-        self.train_loss, self.train_accuracy = torch.zeros(()), torch.zeros(())
+        self.clock, self.seed, self.batches_per_epoch = clock, seed, batches_per_epoch
+        self.told: dict[str, Tensor] = {"loss": torch.zeros(())}  # of the last training step
+        self.val_sums = torch.zeros(0)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(self.model, self.optim)
@@ -76,45 +72,28 @@ class Training(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         rank, world = self.global_rank, self.trainer.world_size
         torch.manual_seed(hash((self.seed, batch.position, rank)) % 2**63)  # a hash of ints is the same everywhere
-        images, targets, mixed, share = self.augment(
+        images, targets = self.task.prepare(
             batch,
+            dtype=self.compute_dtype,
             progress=self.clock.progress,
             epochs=self.expected_epochs(),
-            mean=self.mean,
-            std=self.std,
             rank=rank,
             world=world,
-            dtype=self.compute_dtype,
         )
-        logits = self.model(images, keep=self.keep())
-        loss = self.model.head.loss(  # type: ignore[operator]
-            logits, targets, mixed=mixed, share=share, label_smoothing=self.recipe.label_smoothing
-        )
-        self.train_loss = loss.detach()
-        if mixed is None:
-            self.train_accuracy = (logits.detach().argmax(dim=1) == targets).float().mean()
-        return loss
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        images = batch.images
-        if images.dtype == torch.uint8:
-            images = eval_images(images, self.mean, self.std, self.compute_dtype)
-        logits = self.model(images).float()
-        self.val_sums += torch.stack(
-            [
-                F.cross_entropy(logits, batch.targets, reduction="sum").double(),
-                (logits.argmax(dim=1) == batch.targets).sum().double(),
-                torch.tensor(len(batch.targets), dtype=torch.float64, device=logits.device),
-            ]
-        )
+        told = self.model.loss(images, targets, keep=self.keep(), **self.task.loss_options())
+        self.told = self.told | {name: value.detach() for name, value in told.items()}
+        return told["loss"]
 
     def on_validation_epoch_start(self) -> None:
-        self.val_sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.val_sums = torch.zeros(len(self.task.counts) + 1, dtype=torch.float64, device=self.device)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.val_sums += self.task.judge(self.model, batch, dtype=self.compute_dtype)
 
     def on_validation_epoch_end(self) -> None:
         # Summed over ranks before dividing: their shares of a split need not be equal.
         if self.trainer.world_size > 1:
             dist.all_reduce(self.val_sums)
-        loss, correct, count = self.val_sums.tolist()
-        self.log("val_loss", loss / count)
-        self.log("val_accuracy", correct / count)
+        *sums, count = self.val_sums.tolist()
+        for name, total in zip(self.task.counts, sums, strict=True):
+            self.log(f"val_{name}", total / count)

@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import get_method, instantiate
 from torch.multiprocessing.spawn import ProcessRaisedException
 
@@ -31,6 +32,7 @@ from vitocr.training.clock import Clock, parse_seconds
 from vitocr.training.display import Display
 from vitocr.training.feed import Feed
 from vitocr.training.module import Recipe, Training
+from vitocr.training.tasks import ClassifyTask
 
 Say = Callable[[str], object]
 
@@ -118,12 +120,14 @@ def build_trainer(
     batches = feed.batches_per_epoch()
     module = Training(
         model,
+        ClassifyTask(
+            augment, mean=list(preprocess.mean), std=list(preprocess.std), label_smoothing=config["label_smoothing"]
+        ),
         description=description,
         optim=config["optim"],
         recipe=Recipe(**{name: config[name] for name in Recipe._fields}),
         clock=clock,
         seed=config["seed"],
-        augment=augment,
         batches_per_epoch=batches,
     )
     timekeeper = Timekeeper(
@@ -147,13 +151,12 @@ def build_trainer(
         every_steps=config["save_every_steps"],
     )
     averager = [Averager(config["ema"])] if config["ema"] else []
-    logger = instantiate(config["logger"]) if config["logger"] else False
     trainer = L.Trainer(
         accelerator=plan.accelerator,
         devices=plan.devices,
         strategy=plan.strategy,
         precision=plan.precision,  # type: ignore[arg-type]
-        logger=logger,
+        logger=build_logger(config),
         callbacks=[timekeeper, *averager, recorder, keeper],  # the clock moves before anyone reads it
         plugins=[AtomicCheckpointIO()],
         max_epochs=-1,
@@ -182,6 +185,18 @@ def build_augments(config: dict[str, Any], preprocess: Preprocess) -> tuple[Batc
     from vitocr.data.augment import build_augment
 
     return batch, build_augment(spec["transforms"], size=preprocess.size, mean=preprocess.mean, std=preprocess.std)
+
+
+def build_logger(config: dict[str, Any]) -> Any:
+    if not config["logger"]:
+        return False
+    try:
+        return instantiate(config["logger"])
+    except InstantiationException as error:
+        if not isinstance(error.__cause__, ImportError):
+            raise
+        name = name_of(config["logger"]).removesuffix("Logger").lower()
+        raise UserError(f"logger={name} needs a package that is not installed: pip install {name}") from error
 
 
 def fit(trainer: L.Trainer, module: Training, feed: Feed, *, checkpoint: Path | None) -> None:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 Colour = tuple[float, float, float]  # RGB, 0 to 255
 
-LEAST_CONTRAST = 17.0  # of perceived brightness or colour; below, not even people read it
-ANY_COLOURS = 0.06  # share of pairs that no training crop showed
+LEAST_CONTRAST = 26.0  # of perceived brightness or colour; below, not even people read it
+ANY_COLOURS = 0.04  # share of pairs that no training crop showed
 
 
 class Colours(NamedTuple):
@@ -34,7 +34,7 @@ def draw_colours(rng: random.Random) -> Colours:
             pair = Colours(_any(rng), _any(rng), 8.0, 10.0)
         else:
             row = rows[bisect_left(cumulative, rng.random() * cumulative[-1])]
-            brighter = rng.gauss(0, 6)  # text and ground share the light they are seen in
+            brighter = rng.gauss(0, 9)  # text and ground share the light they are seen in
             pair = Colours(
                 _near(rng, (row[1], row[2], row[3]), row[9], brighter),
                 _near(rng, (row[4], row[5], row[6]), row[10], brighter),
@@ -60,7 +60,7 @@ def brightness(colour: Colour) -> float:
 
 
 def _near(rng: random.Random, colour: Colour, spread: float, brighter: float) -> Colour:
-    red, green, blue = (min(max(value + brighter + rng.gauss(0, 3 + 0.7 * spread), 0.0), 255.0) for value in colour)
+    red, green, blue = (min(max(value + brighter + rng.gauss(0, 2 + 0.5 * spread), 0.0), 255.0) for value in colour)
     return red, green, blue
 
 

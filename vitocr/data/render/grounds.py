@@ -93,7 +93,8 @@ def noise() -> Pixels:
     rows, columns = NOISE_SIZE
     grey = rng.standard_normal((rows, columns, 1), dtype=np.float32)
     colour = cv2.GaussianBlur(rng.standard_normal((rows, columns, 3), dtype=np.float32), (0, 0), 0.8)
-    return (0.85 * grey + 1.2 * colour)[None]
+    both = cv2.GaussianBlur(grey + 1.1 * colour, (0, 0), 0.5)  # no camera leaves neighbouring pixels independent
+    return (both / both.std())[None]
 
 
 def load_photos(folders: Iterable[str | Path], *, cifar10: Path | None = None) -> list[NDArray[np.uint8]]:

@@ -37,12 +37,12 @@ class Effects:
     neighbours: float = 0.35  # other words on the same sign
     loose: float = 0.20  # crops that keep a wide margin
     tight: float = 0.12  # crops that cut into the word
-    texture: float = 0.5  # procedural grounds
-    photo: float = 0.25  # photographs as grounds, where there are any
+    texture: float = 0.45  # procedural grounds
+    photo: float = 0.22  # photographs as grounds, where there are any
     edge: float = 0.14  # the border of the sign runs through the crop
     light: float = 0.55  # uneven light
     occlude: float = 0.05
-    blur: float = 0.6
+    blur: float = 0.7
     motion: float = 0.06
     noise: float = 0.6
     low_resolution: float = 0.9  # sizes drawn as those of real crops; without, everything is sharp

@@ -153,12 +153,12 @@ def _in_case(rng: random.Random, word: str) -> str:
         return word.upper()
     if chance < 0.69:
         return word[:1].upper() + word[1:].lower()
-    if chance < 0.94:
+    if chance < 0.955:
         return word.lower()
-    if chance < 0.97 and len(word) > 4:  # McDonald, PlayStation
+    if chance < 0.98 and len(word) > 4:  # McDonald, PlayStation
         cut = rng.randint(2, len(word) - 2)
         return word[:cut].capitalize() + word[cut:].capitalize()
-    if chance < 0.98:
+    if chance < 0.985:
         return word[:1].lower() + word[1:].upper()
     return "".join(letter.upper() if rng.random() < 0.5 else letter.lower() for letter in word)
 
