@@ -1,4 +1,4 @@
-"""Muon for the block matrices, AdamW for everything else, in one optimiser.
+"""Muon for the matrices of blocks and the filters of a stem, AdamW for everything else, in one optimiser.
 
 Muon (Jordan et al., 2024) replaces the momentum of a weight matrix by the nearest matrix with all
 singular values near one, found by a few Newton-Schulz steps. At equal time it reached in two epochs of
@@ -36,7 +36,7 @@ def orthogonalise(stack: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Parameter groups say which rule they follow: `rule="muon"` (2-D parameters only) or `"adamw"`."""
+    """Parameter groups say which rule they follow: `rule="muon"` (matrices and filters) or `"adamw"`."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], *, ns_steps: int = 5, ns_dtype: torch.dtype) -> None:
         super().__init__(list(groups), {"lr": 0.0, "weight_decay": 0.0})
@@ -89,11 +89,13 @@ class MuonAdamW(torch.optim.Optimizer):
         gradients = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(gradients, momenta, group["momentum"])
-        updates = self.orthogonalise_together(list(nesterov))
+        # A convolution's filters (out, in, kh, kw) are a matrix too: one row a filter.
+        updates = self.orthogonalise_together([matrix.flatten(1) for matrix in nesterov])
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         for p, update in zip(params, updates, strict=True):
             # Keeps the size of the change to the layer's output alike for wide and tall matrices.
-            p.add_(update, alpha=-group["lr"] * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
+            rows, columns = update.shape
+            p.add_(update.view_as(p), alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
     def orthogonalise_together(self, matrices: list[Tensor]) -> list[Tensor]:
         by_shape: dict[torch.Size, list[int]] = defaultdict(list)
@@ -118,7 +120,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def build_optimizer(model: nn.Module, spec: dict[str, Any]) -> torch.optim.Optimizer:
-    """`spec` is conf/optim/*.yaml. Muon takes the matrices inside blocks; the embedding, the head and
+    """`spec` is conf/optim/*.yaml. Muon takes the matrices inside blocks and the filters of a stem; the embedding, the head and
     everything that is not a matrix go to AdamW, and what is not a matrix is not decayed."""
     name = spec["name"]
     if name not in ("muon", "adamw"):
@@ -129,7 +131,7 @@ def build_optimizer(model: nn.Module, spec: dict[str, Any]) -> torch.optim.Optim
             continue
         if p.ndim < 2 or path.endswith(("positions", "class_token", "pos_embed", "cls_token")):
             undecayed.append(p)
-        elif name == "muon" and p.ndim == 2 and "blocks." in path:
+        elif name == "muon" and ((p.ndim == 2 and "blocks." in path) or (p.ndim == 4 and "stem." in path)):
             matrices.append(p)
         else:
             others.append(p)

@@ -39,6 +39,9 @@ KEPT_GLYPHS = 3000  # of one font; Hangul has 11,172 syllables
 LOOK_WEIGHTS = {"sans": 2.0, "condensed": 1.3, "serif": 1.3, "mono": 0.7, "display": 0.7, "script": 0.6}
 NOT_FOR_TEXT = ("symbol", "music", "math", "awesome", "icon", "emoji", "barcode", "stix", "cmex", "cmsy", "cmmi", "cmr",
                 "cmb", "cmss", "cmtt")  # fmt: skip
+# Their small letters are other drawings of the capitals, which no comparison of shapes can tell.
+DRAWN_AS_CAPITALS = ("amatic-sc", "amaticsc", "creepster", "eater", "faster-one", "frijole", "monoton", "rock-salt",
+                     "walter-turncoat", "sancreek", "cinzel-decorative")  # fmt: skip
 PACKAGES_WITH_FILES = ("matplotlib", "koreanize_matplotlib")  # fonts somewhere below the package, no entry point
 
 
@@ -53,9 +56,9 @@ class Glyph(NamedTuple):
 class FontFile:
     name: str  # decides the order of fonts, and so what an index renders: no folder of this machine in it
     family: str
-    read: Callable[[], bytes]
+    source: Path | Callable[[], bytes]  # FreeType maps a file itself; bytes it would keep in memory
     weight: float = 1.0  # how often the family is chosen
-    latin: Callable[[], bytes] | None = None  # where the Latin letters are, if in another file of the same face
+    latin: Path | None = None  # where the Latin letters are, if in another file of the same face
 
 
 class Font:
@@ -65,29 +68,20 @@ class Font:
 
     @cached_property
     def _face(self) -> ImageFont.FreeTypeFont:
-        return self._open(self.file.read())
+        return _open(self.file.source)
 
     @cached_property
     def _latin_face(self) -> ImageFont.FreeTypeFont | None:
-        return self._open(self.file.latin()) if self.file.latin else None
-
-    @staticmethod
-    def _open(data: bytes) -> ImageFont.FreeTypeFont:
-        face = ImageFont.truetype(io.BytesIO(data), 48, layout_engine=ImageFont.Layout.BASIC)
-        for example in "H한0":
-            left, top, right, bottom = face.getbbox(example, anchor="ls")
-            if bottom - top > 4 and face.getmask(example).getbbox() is not None:
-                size = round(48 * CAPITAL_HEIGHT / (bottom - top))
-                size = min(max(size, SIZES[0]), SIZES[1])
-                return ImageFont.truetype(io.BytesIO(data), size, layout_engine=ImageFont.Layout.BASIC)
-        return face
+        return _open(self.file.latin) if self.file.latin else None
 
     @cached_property
     def usable(self) -> bool:
+        """It opens, and its characters differ (a last-resort font shows the same box for all)."""
         try:
-            return self._face.size > 0
+            one, other = self.glyph("H"), self.glyph("o")
         except (OSError, ValueError):
             return False
+        return one is None or other is None or not _same(one, other)
 
     @cached_property
     def _missing(self) -> Glyph:
@@ -102,9 +96,11 @@ class Font:
     @cached_property
     def capitals_only(self) -> bool:
         """Small letters look like capitals (of whatever size)."""
+        if self.file.family in DRAWN_AS_CAPITALS:
+            return True
         pairs = [(self.glyph(low), self.glyph(low.upper())) for low in "aegrbdqt"]
         seen = [(low.mask, high.mask) for low, high in pairs if low and high]
-        return len(seen) >= 4 and sum(_alike(low, high) for low, high in seen) >= 0.75 * len(seen)
+        return len(seen) >= 4 and sum(_alike(low, high) for low, high in seen) >= 0.5 * len(seen)
 
     def has(self, text: str) -> bool:
         return all(self.glyph(character) is not None for character in text)
@@ -138,6 +134,23 @@ class Font:
             return Glyph(np.zeros((0, 0), np.uint8), 0, 0, face.getlength(character))
         mask = np.asarray(canvas.crop(ink)).copy()
         return Glyph(mask, left - pad + ink[0], top - pad + ink[1], face.getlength(character))
+
+
+def _open(source: Path | Callable[[], bytes]) -> ImageFont.FreeTypeFont:
+    """At the size that makes its capitals CAPITAL_HEIGHT high."""
+    content = None if isinstance(source, Path) else source()
+
+    def face_of(size: int) -> ImageFont.FreeTypeFont:
+        file = str(source) if content is None else io.BytesIO(content)
+        return ImageFont.truetype(file, size, layout_engine=ImageFont.Layout.BASIC)
+
+    face = face_of(48)
+    for example in "H한0":
+        _, top, _, bottom = face.getbbox(example, anchor="ls")
+        if bottom - top > 4 and face.getmask(example).getbbox() is not None:
+            size = round(48 * CAPITAL_HEIGHT / (bottom - top))
+            return face_of(min(max(size, SIZES[0]), SIZES[1]))
+    return face
 
 
 def _same(one: Glyph, other: Glyph) -> bool:
@@ -208,8 +221,8 @@ def _from_path(path: Path, root: Path | None = None) -> FontFile | None:
     in_folder = root is not None and path.parent != root
     family = path.parent.name if in_folder else path.stem.split("-")[0].rstrip("0123456789")
     sibling = path.with_name(path.name.replace("-korean-", "-latin-"))
-    latin = sibling.read_bytes if sibling != path and sibling.is_file() else None
-    return FontFile(path.name, family.lower(), path.read_bytes, _family_weight(family), latin)
+    latin = sibling if sibling != path and sibling.is_file() else None
+    return FontFile(path.name, family.lower(), path, _family_weight(family), latin)
 
 
 def _family_weight(family: str) -> float:

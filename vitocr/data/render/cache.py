@@ -1,0 +1,221 @@
+"""Crops rendered beforehand, for when the processor has better things to do during training.
+
+A cache is a folder of shards, each three arrays that can be memory-mapped: images (n, H, W, 3) uint8, texts (n,) of
+fixed-width unicode, boxes (n, max_length, 4) float16 in pixels (NaN beyond the text). Row i is Renderer(spec)(first +
+i), whoever rendered it and in whatever order, so a cache can be interrupted, resumed and enlarged. A shard appears
+under its name only when complete, and carries its checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitocr.data.render.renderer import Renderer, set_threads
+from vitocr.data.render.spec import RenderSpec
+from vitocr.errors import UserError
+
+SHARD = 2048  # crops; 25 MB of images at 32x128
+ABOUT = "render.json"
+SAY_EVERY_SECONDS = 5.0
+PARTS = ("images", "texts", "boxes")
+
+
+class Rows(NamedTuple):
+    images: NDArray[np.uint8]  # (n, H, W, 3)
+    texts: list[str]
+    boxes: NDArray[np.float16]  # (n, max_length, 4), NaN beyond the text
+
+
+class RenderCache:
+    """The complete shards of a folder, as one sequence of rows."""
+
+    def __init__(self, folder: Path) -> None:
+        about = _read_about(folder)
+        self.folder = folder
+        self.spec = RenderSpec.from_dict(about["spec"])
+        self.fingerprint = str(about["fingerprint"])
+        self._shard = int(about["shard"])
+        self._parts: list[tuple[NDArray, NDArray, NDArray]] = []
+        while _is_complete(folder, len(self._parts)):
+            number = len(self._parts)
+            images, texts, boxes = (np.load(_file(folder, part, number), mmap_mode="r") for part in PARTS)
+            self._parts.append((images, texts, boxes))
+
+    def __len__(self) -> int:
+        return self._shard * len(self._parts)
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Rows:
+        """These rows, in this order, copied out of the shards."""
+        wanted = np.asarray(rows, dtype=np.int64)
+        if wanted.size and not (0 <= wanted.min() and wanted.max() < len(self)):
+            raise IndexError(f"rows {wanted.min()} to {wanted.max()} of a cache of {len(self)}")
+        height, width = self.spec.size
+        images = np.empty((len(wanted), height, width, 3), np.uint8)
+        boxes = np.empty((len(wanted), self.spec.max_length, 4), np.float16)
+        texts = [""] * len(wanted)
+        for at, row in enumerate(wanted.tolist()):
+            shard, offset = divmod(row, self._shard)
+            part = self._parts[shard]
+            images[at], texts[at], boxes[at] = part[0][offset], str(part[1][offset]), part[2][offset]
+        return Rows(images, texts, boxes)
+
+    def verify(self) -> None:
+        """Reads everything; UserError naming the first shard that is not what was written."""
+        for number in range(len(self._parts)):
+            written = json.loads(_file(self.folder, "done", number).read_text())
+            if _checksums(self.folder, number) != written:
+                raise UserError(
+                    f"Shard {number} of the rendered crops in {self.folder} is damaged. Delete "
+                    f"{_file(self.folder, 'done', number).name} there and render again: only that shard is redone."
+                )
+
+
+def prerender(
+    folder: Path,
+    spec: RenderSpec,
+    count: int,
+    *,
+    cifar10: Path | None = None,
+    workers: int | None = None,
+    shard: int = SHARD,
+    say: Callable[[str], object] = print,
+) -> RenderCache:
+    """Make sure `folder` holds at least `count` crops of `spec` (rounded up to whole shards), using all cores.
+
+    A folder with crops of another spec, or of the same spec with other fonts, is refused rather than mixed.
+    """
+    if spec.shape != "stretch":
+        raise UserError("Rendering into a cache needs crops of one size: render.shape=stretch.")
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"spec": spec.to_dict(), "fingerprint": Renderer(spec, cifar10=cifar10).fingerprint, "shard": shard}
+    if (folder / ABOUT).exists():
+        found = _read_about(folder)
+        if found["fingerprint"] != about["fingerprint"] or found["shard"] != shard:
+            raise UserError(
+                f"{folder} holds crops rendered with other settings or other fonts. Choose another folder or delete it."
+            )
+    else:
+        _write(folder / ABOUT, json.dumps(about, indent=1, default=str).encode())
+    shards = -(-count // shard)
+    missing = [number for number in range(shards) if not _is_complete(folder, number)]
+    if missing:
+        _render_shards(folder, spec, cifar10, missing, shard, workers or os.cpu_count() or 1, say)
+    say(f"{shards * shard:,} rendered crops are in {folder}")
+    return RenderCache(folder)
+
+
+def _render_shards(
+    folder: Path,
+    spec: RenderSpec,
+    cifar10: Path | None,
+    missing: list[int],
+    shard: int,
+    workers: int,
+    say: Callable[[str], object],
+) -> None:
+    say(f"Rendering {len(missing) * shard:,} crops into {folder} with {workers} processes")
+    started, said, done = time.monotonic(), time.monotonic(), 0
+    # Spawned, not forked: the caller may already run threads (torch, Lightning) that a fork would break.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, (spec, cifar10)) as pool:
+        waiting: set[Future[None]] = {pool.submit(_render_shard, folder, number, shard) for number in missing}
+        try:
+            while waiting:
+                finished, waiting = wait(waiting, timeout=SAY_EVERY_SECONDS, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    future.result()
+                done += len(finished)
+                if finished and time.monotonic() - said > SAY_EVERY_SECONDS:
+                    said = time.monotonic()
+                    rate = done * shard / (said - started)
+                    left = len(waiting) * shard / rate
+                    say(f"  {done * shard:,} of {len(missing) * shard:,} crops, {rate:.0f} a second, {left:.0f} s left")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+_renderer: Renderer | None = None
+
+
+def _start_worker(spec: RenderSpec, cifar10: Path | None) -> None:
+    global _renderer
+    set_threads()
+    _renderer = Renderer(spec, cifar10=cifar10)
+
+
+def _render_shard(folder: Path, number: int, shard: int) -> None:
+    assert _renderer is not None
+    spec = _renderer.spec
+    images = np.empty((shard, *spec.size, 3), np.uint8)
+    texts = np.empty(shard, f"<U{spec.max_length}")
+    boxes = np.full((shard, spec.max_length, 4), np.nan, np.float16)
+    for row in range(shard):
+        crop = _renderer(number * shard + row)
+        images[row], texts[row], boxes[row, : len(crop.text)] = crop.image, crop.text, crop.boxes
+    for part, array in zip(PARTS, (images, texts, boxes), strict=True):
+        target = _file(folder, part, number)
+        scratch = target.with_suffix(f".{os.getpid()}.tmp")
+        with scratch.open("wb") as file:
+            np.save(file, array)
+        scratch.replace(target)
+    _write(_file(folder, "done", number), json.dumps(_checksums(folder, number)).encode())
+
+
+def _file(folder: Path, part: str, number: int) -> Path:
+    return folder / f"{part}-{number:05}.{'json' if part == 'done' else 'npy'}"
+
+
+def _is_complete(folder: Path, number: int) -> bool:
+    return _file(folder, "done", number).exists() and all(_file(folder, part, number).exists() for part in PARTS)
+
+
+def _checksums(folder: Path, number: int) -> dict[str, int]:
+    return {part: zlib.crc32(_file(folder, part, number).read_bytes()) for part in PARTS}
+
+
+def _write(path: Path, data: bytes) -> None:
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    scratch.write_bytes(data)
+    scratch.replace(path)
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        return about
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} is no folder of rendered crops ({ABOUT}: {error}). `vitocr data render` makes one.") from error
+
+
+def columns_of(boxes: NDArray, *, width: int, columns: int) -> NDArray[np.int16]:
+    """Which character stands over each of `columns` equal columns of a crop `width` pixels wide; -1 for none.
+
+    boxes (n, 4), rows of NaN allowed at the end. Where two boxes overlap (slanted letters), the nearer middle wins.
+    """
+    boxes = np.asarray(boxes, np.float32)
+    boxes = boxes[~np.isnan(boxes[:, 0])]
+    owner = np.full(columns, -1, np.int16)
+    if not len(boxes):
+        return owner
+    middles = (np.arange(columns) + 0.5) * (width / columns)
+    half = 0.5 * width / columns  # a letter narrower than a column still owns the one its middle is in
+    x0, x1 = boxes[:, 0], boxes[:, 2]
+    centre = (x0 + x1) / 2
+    reach = np.maximum((x1 - x0) / 2, half)
+    distance = np.abs(middles[:, None] - centre) / reach  # (columns, n): below 1 is inside
+    nearest = distance.argmin(1)
+    inside = distance[np.arange(columns), nearest] <= 1
+    owner[inside] = nearest[inside]
+    return owner
