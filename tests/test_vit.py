@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitocr.errors import UserError
-from vitocr.heads.classify import ClassTargets, Classify
+from vitocr.heads.classify import Classify, ClassTargets
 from vitocr.models.attention import Attention, attend_plain
 from vitocr.models.flops import training_flops
 from vitocr.models.model import build_model
@@ -131,7 +131,7 @@ def test_where_a_patch_is_matters() -> None:
 
 
 def test_average_pooling_leaves_the_class_token_out() -> None:
-    head = Classify(dim=4, prefix=1, classes=3)
+    head = Classify(dim=4, prefix=1, grid=(2, 2), classes=3)
     nn.init.normal_(head.logits.weight)
     tokens = torch.randn(2, 5, 4)
     changed = tokens.clone()
@@ -141,7 +141,7 @@ def test_average_pooling_leaves_the_class_token_out() -> None:
 
 
 def test_class_token_pooling_reads_the_class_token_alone() -> None:
-    head = Classify(dim=4, prefix=1, classes=3, pool="cls")
+    head = Classify(dim=4, prefix=1, grid=(2, 2), classes=3, pool="cls")
     nn.init.normal_(head.logits.weight)
     tokens = torch.randn(2, 5, 4)
     changed = tokens.clone()

@@ -155,8 +155,8 @@ def _in_case(rng: random.Random, word: str) -> str:
         return word[:1].upper() + word[1:].lower()
     if chance < 0.955:
         return word.lower()
-    if chance < 0.98 and len(word) > 4:  # McDonald, PlayStation
-        cut = rng.randint(2, len(word) - 2)
+    if chance < 0.98:  # McDonald, PlayStation
+        cut = rng.randint(2, len(word) - 2) if len(word) > 4 else 0
         return word[:cut].capitalize() + word[cut:].capitalize()
     if chance < 0.985:
         return word[:1].lower() + word[1:].upper()
