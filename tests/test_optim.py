@@ -98,6 +98,16 @@ def test_muon_is_torchs_muon_to_the_last_bits_when_both_orthogonalise_alike(monk
         assert torch.allclose(a, b, atol=1e-5)
 
 
+def test_a_stack_of_filters_is_a_matrix_with_a_row_for_each() -> None:
+    """(out, in, 3, 3) takes the step of (out, in x 3 x 3)."""
+    flat = matrices([(16, 36)])
+    filters = [nn.Parameter(flat[0].detach().clone().view(16, 4, 3, 3))]
+    take_steps(muon(flat), flat, gradients([(16, 36)], 3))
+    take_steps(muon(filters), filters, ([g.view(16, 4, 3, 3) for g in step] for step in gradients([(16, 36)], 3)))
+    assert filters[0].shape == (16, 4, 3, 3)
+    assert torch.allclose(filters[0].flatten(1), flat[0], atol=1e-6)
+
+
 def test_bfloat16_is_close_enough_to_orthogonalise_in() -> None:
     exact, rounded = matrices(), matrices()
     take_steps(muon(exact), exact, gradients(SHAPES, 3))
@@ -159,14 +169,14 @@ def test_every_parameter_goes_somewhere_once(name: str) -> None:
     assert total == len(list(hybrid.parameters()))
 
 
-def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else() -> None:
+def test_muon_takes_the_matrices_of_the_blocks_and_the_filters_of_a_stem() -> None:
     where = destinations(model(stem=[[8, 2]], patch=2), SPEC)
     inside = {name for name, (rule, _) in where.items() if rule == "muon"}
     layers = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.up", "mlp.down")
-    assert inside == {f"backbone.blocks.{i}.{layer}.weight" for i in range(3) for layer in layers}
+    blocks = {f"backbone.blocks.{i}.{layer}.weight" for i in range(3) for layer in layers}
+    assert inside == blocks | {"backbone.stem.layers.0.weight"}
     assert {where[name][1] for name in inside} == {0.1}
     assert where["backbone.embed.weight"] == where["head.logits.weight"] == ("adamw", 0.05)
-    assert where["backbone.stem.layers.0.weight"] == ("adamw", 0.05)
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import random
 import subprocess
 import sys
 import time
 import unicodedata
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vitocr.data.render import Crop, Effects, Renderer, RenderSpec, contact_sheet
 from vitocr.data.render.fonts import find_fonts
@@ -36,7 +40,8 @@ def ink_of(crop: Crop) -> np.ndarray:
 def in_boxes(crop: Crop, *, slack: int = 1) -> np.ndarray:
     inside = np.zeros(crop.image.shape[:2], bool)
     for x0, y0, x1, y1 in crop.boxes:
-        inside[max(0, int(y0) - slack) : int(np.ceil(y1)) + slack, max(0, int(x0) - slack) : int(np.ceil(x1)) + slack] = 1
+        left, top = max(0, int(x0) - slack), max(0, int(y0) - slack)
+        inside[top : int(np.ceil(y1)) + slack, left : int(np.ceil(x1)) + slack] = True
     return inside
 
 
@@ -55,8 +60,6 @@ def test_another_process_renders_the_same_crop(renderer: Renderer) -> None:
         "print([zlib.crc32(r(i).image.tobytes()) for i in (5, 2, 123456789)])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    import zlib
-
     assert done.stdout.strip() == str([zlib.crc32(renderer(i).image.tobytes()) for i in (5, 2, 123456789)])
 
 
@@ -141,7 +144,8 @@ def test_spaces_come_only_when_the_charset_has_one() -> None:
     without = Renderer(RenderSpec(effects=PLAIN))
     assert not any(" " in without(index).text for index in range(200))
     charset = "".join(map(chr, range(32, 127)))
-    crops = [Renderer(RenderSpec(charset=charset, effects=PLAIN))(index) for index in range(200)]
+    spaced = Renderer(RenderSpec(charset=charset, effects=PLAIN))
+    crops = [spaced(index) for index in range(200)]
     assert any(" " in crop.text for crop in crops)
     assert all(len(crop.boxes) == len(crop.text) and crop.text == crop.text.strip() for crop in crops)
 
@@ -161,6 +165,12 @@ def test_a_text_is_nfc_even_when_its_source_is_not(tmp_path: Path) -> None:
         assert renderer(index).text in {"café", "naïve"}
 
 
+def test_blank_crops_have_no_text_and_no_ink() -> None:
+    crop = Renderer(RenderSpec(blank=1.0, effects=PLAIN))(0)
+    assert crop.text == "" and crop.boxes.shape == (0, 4)
+    assert (crop.image == crop.image[0, 0]).all()
+
+
 def test_korean_text_is_rendered_when_a_font_has_it() -> None:
     spec = RenderSpec(korean=1.0, charset=None, effects=PLAIN)
     try:
@@ -178,8 +188,6 @@ def test_korean_text_is_rendered_when_a_font_has_it() -> None:
 
 
 def test_words_are_as_long_and_as_capital_as_on_signs() -> None:
-    import random
-
     source = WordSource(charset="".join(map(chr, range(33, 127))), max_length=25)
     rng = random.Random(0)
     texts = [source.draw(rng) for _ in range(5000)]
@@ -192,15 +200,11 @@ def test_words_are_as_long_and_as_capital_as_on_signs() -> None:
 
 
 def test_a_spec_survives_plain_json() -> None:
-    import json
-
     spec = RenderSpec(seed=7, fonts=("a",), charset=None, effects=Effects(blur=0.1))
     assert RenderSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
 def test_a_contact_sheet_shows_every_crop(renderer: Renderer, tmp_path: Path) -> None:
-    from PIL import Image
-
     contact_sheet([renderer(index) for index in range(5)], tmp_path / "sheet.png", columns=2, boxes=True, texts=True)
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.size[0] > 2 * 256 and sheet.size[1] > 3 * 64

@@ -75,7 +75,8 @@ def test_a_folder_without_fonts_is_an_error_that_says_what_to_do(tmp_path: Path)
 
 
 def package(path: Path, family: str, faces: list[str], *, weights: list[int], styles: list[str]) -> Path:
-    files = {"package/metadata.json": json.dumps({"weights": weights, "styles": styles}).encode(), "package/LICENSE": b"OFL"}
+    about = json.dumps({"weights": weights, "styles": styles}).encode()
+    files = {"package/metadata.json": about, "package/LICENSE": b"OFL"}
     files |= {f"package/files/{family}-{face}.woff2": face.encode() for face in faces}
     with tarfile.open(path, "w:gz") as tar:
         for name, data in files.items():

@@ -101,7 +101,7 @@ def test_an_unknown_override_is_named() -> None:
 
 
 def test_dropping_patches_is_refused_with_what_to_set() -> None:
-    with pytest.raises(UserError, match="set keep_patches=1"):
+    with pytest.raises(UserError, match="call it with keep=1"):
         small()(images(), keep=0.5)
 
 

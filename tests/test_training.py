@@ -87,7 +87,7 @@ def test_killing_the_command_leaves_no_rank_behind(shapes: Path, tmp_path: Path)
 
 
 def test_two_ranks_learn_what_one_process_learns(shapes: Path, tmp_path: Path) -> None:
-    words = [*TINY, f"data.root={shapes}", "steps=8", "trainer.precision=32-true", "augment.cutmix=1", "keep_patches=1"]
+    words = [*TINY, f"data.root={shapes}", "steps=8", "trainer.precision=32-true", "augment.cutmix=1", "backbone.keep_patches=1"]
     run([*words, *ONE, f"run_dir={tmp_path / 'one'}"], tmp_path)
     run([*words, *TWO, f"run_dir={tmp_path / 'two'}", "trainer.precision=32-true"], tmp_path)
     one, two = weights(tmp_path / "one" / "last.ckpt"), weights(tmp_path / "two" / "last.ckpt")

@@ -164,7 +164,7 @@ def lightning_epoch(words: Sequence[str], *, steps: int) -> float:
     """Images a second of the real command, augmentation, logging and all; validation is timed apart."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        options = [*words, f"steps={steps}", "keep_patches=1", f"run_dir={run}", "save_every=1d", "logger=none"]
+        options = [*words, f"steps={steps}", "backbone.keep_patches=1", f"run_dir={run}", "save_every=1d", "logger=none"]
         command = [sys.executable, "-c", "from vitocr.train import main; main()", *options]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

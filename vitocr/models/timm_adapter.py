@@ -49,7 +49,7 @@ class TimmViT(nn.Module):
 
     def forward(self, images: Tensor, *, keep: float = 1.0, seen: dict[str, Tensor] | None = None) -> Tensor:
         if keep < 1.0:
-            raise UserError("a timm backbone sees every patch: set keep_patches=1")
+            raise UserError("a timm backbone sees every patch: call it with keep=1")
         if seen is None:
             return self.vit.forward_features(images)
         tokens, layers = self.vit.forward_intermediates(images, output_fmt="NLC", return_prefix_tokens=False)

@@ -9,7 +9,8 @@ Design choices, each an argument:
 - pre-norm (default) or post-norm; ReLU MLP (13 % faster than GELU on a CPU, as accurate);
 - stochastic depth that skips work instead of masking it;
 - `keep < 1` drops a random part of the patches before they are embedded: half the tokens, nearly
-  half the cost, and early in training nearly as much to learn from.
+  half the cost, and early in training nearly as much to learn from. `keep_patches` is what the
+  trainer passes for it, and for how long is the trainer's affair.
 
 Every residual branch ends in a matrix that starts at zero, so that the model starts as the identity.
 """
@@ -149,6 +150,7 @@ class ViT(nn.Module):
         norm: str = "pre",
         class_token: bool = False,
         drop_path: float = 0.0,
+        keep_patches: float = 1.0,
         bias: bool = True,
         stem: Sequence[Sequence[int]] = (),
         channels: int = 3,
@@ -161,6 +163,9 @@ class ViT(nn.Module):
         if not 0 <= drop_path < 1:
             raise ValueError(f"backbone.drop_path={drop_path} is a share of the images: at least 0 and below 1")
         self.image_size, self.patch, self.dim = pair(image_size), pair(patch), dim
+        if not 0 < keep_patches <= 1:
+            raise ValueError(f"keep_patches={keep_patches} is a share of the patches: above 0, at most 1")
+        self.keep_patches = keep_patches
         self.stem = ConvStem(channels, stem) if stem else None
         self.stride = 1
         if self.stem is not None:

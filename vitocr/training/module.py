@@ -21,8 +21,7 @@ from vitocr.training.tasks import ClassifyTask
 class Recipe(NamedTuple):
     """What is done to the model while it learns, apart from the data and the optimiser."""
 
-    keep_patches: float = 1.0  # share of the patches that the model sees ...
-    keep_until: float = 0.65  # ... until this share of training; then all
+    keep_until: float = 0.65  # share of training during which the model sees `backbone.keep_patches` only; then all
     clip: float = 1.0  # largest norm of the gradient
     ema: float = 0.0  # decay of the running average of the weights; 0 keeps none
 
@@ -55,7 +54,8 @@ class Training(L.LightningModule):
         return torch.bfloat16 if "bf16" in str(self.trainer.precision) else torch.float32
 
     def keep(self) -> float:
-        return self.recipe.keep_patches if self.clock.progress < self.recipe.keep_until else 1.0
+        early = self.clock.progress < self.recipe.keep_until
+        return getattr(self.model.backbone, "keep_patches", 1.0) if early else 1.0
 
     def expected_epochs(self) -> float:
         """How often training will have seen each image; under a budget, as far as can be told by now."""

@@ -120,8 +120,8 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def build_optimizer(model: nn.Module, spec: dict[str, Any]) -> torch.optim.Optimizer:
-    """`spec` is conf/optim/*.yaml. Muon takes the matrices inside blocks and the filters of a stem; the embedding, the head and
-    everything that is not a matrix go to AdamW, and what is not a matrix is not decayed."""
+    """`spec` is conf/optim/*.yaml. Muon takes the matrices inside blocks and the filters of a stem; the embedding,
+    the head and everything that is not a matrix go to AdamW, and what is not a matrix is not decayed."""
     name = spec["name"]
     if name not in ("muon", "adamw"):
         raise UserError(f"optim.name={name}: choose muon or adamw.{did_you_mean(name, ['muon', 'adamw'])}")

@@ -13,6 +13,7 @@ from vitocr.checkpoint import atomic_write, load_model, save_model
 from vitocr.data.arrays import ImageArrays, Rows, Splits
 from vitocr.evaluate import measure
 from vitocr.metrics import confusion_matrix, summarise_classification
+from vitocr.output import progress
 from vitocr.predict import Predictor
 from vitocr.report import draw_confusion, draw_samples
 
@@ -28,7 +29,9 @@ def report(folder: Path, splits: Splits, *, say: Callable[[str], object], starte
     rows = splits.test if splits.test is not None else splits.val
     if rows is not None:
         began = time.monotonic()
-        found = measure(predictor, rows, batch_size=250)
+        found = measure(
+            predictor, rows, batch_size=250, watch=lambda items, total: progress(items, total, what="evaluating")
+        )
         logits, labels, kept = found.logits, np.asarray(found.labels), np.asarray(found.rows)
         summary = summarise_classification(logits, labels, splits.classes)
         summary["seconds"] = time.monotonic() - began

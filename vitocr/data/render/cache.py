@@ -58,7 +58,7 @@ class RenderCache:
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Rows:
         """These rows, in this order, copied out of the shards."""
         wanted = np.asarray(rows, dtype=np.int64)
-        if wanted.size and not (0 <= wanted.min() and wanted.max() < len(self)):
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"rows {wanted.min()} to {wanted.max()} of a cache of {len(self)}")
         height, width = self.spec.size
         images = np.empty((len(wanted), height, width, 3), np.uint8)
@@ -164,7 +164,8 @@ def _render_shard(folder: Path, number: int, shard: int) -> None:
     for row in range(shard):
         crop = _renderer(number * shard + row)
         images[row], texts[row], boxes[row, : len(crop.text)] = crop.image, crop.text, crop.boxes
-    for part, array in zip(PARTS, (images, texts, boxes), strict=True):
+    arrays: dict[str, NDArray] = dict(zip(PARTS, (images, texts, boxes), strict=True))
+    for part, array in arrays.items():
         target = _file(folder, part, number)
         scratch = target.with_suffix(f".{os.getpid()}.tmp")
         with scratch.open("wb") as file:
@@ -196,7 +197,9 @@ def _read_about(folder: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         return about
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder} is no folder of rendered crops ({ABOUT}: {error}). `vitocr data render` makes one.") from error
+        raise UserError(
+            f"{folder} is no folder of rendered crops ({ABOUT}: {error}). `vitocr data render` makes one."
+        ) from error
 
 
 def columns_of(boxes: NDArray, *, width: int, columns: int) -> NDArray[np.int16]:

@@ -25,16 +25,16 @@ def degrade(
         if sigma > 0.25:
             across = sigma * min(1.5, max(0.6, 2.6 * height / width))  # stretched crops are less blurred along the word
             size_x, size_y = (2 * round(2.2 * value) + 1 for value in (across, sigma))
-            picture = cv2.GaussianBlur(picture, (max(3, size_x), max(3, size_y)), sigmaX=across, sigmaY=sigma)
+            cv2.GaussianBlur(picture, (max(3, size_x), max(3, size_y)), dst=picture, sigmaX=across, sigmaY=sigma)
     if rng.random() < effects.motion:
-        picture = cv2.filter2D(picture, -1, _motion(rng), borderType=cv2.BORDER_REPLICATE)
+        cv2.filter2D(picture, -1, _motion(rng), dst=picture, borderType=cv2.BORDER_REPLICATE)
     if rng.random() < effects.noise:
         piece = grounds.cut(grounds.noise(), rng, height, width, zoom=1.0)
-        picture = picture + piece * np.float32(min(rng.expovariate(1 / 2.4), 18.0))
+        picture += piece * np.float32(min(rng.expovariate(1 / 2.4), 18.0))
     if rng.random() < effects.sharpen:
         amount = rng.uniform(0.3, 1.2)  # cameras and web pictures sharpen, which leaves bright seams
         soft = cv2.GaussianBlur(picture, (5, 5), 1.0)
-        picture = cv2.addWeighted(picture, 1 + amount, soft, -amount, 0)
+        picture = (1 + amount) * picture - amount * soft
     image = cv2.convertScaleAbs(np.maximum(picture, 0))  # rounds and clips
     if rng.random() < effects.jpeg:
         image = _compress(image, quality=int(rng.triangular(18, 92, 65)))
@@ -56,4 +56,5 @@ def _motion(rng: random.Random) -> NDArray[np.float32]:
 def _compress(image: NDArray[np.uint8], *, quality: int) -> NDArray[np.uint8]:
     """Through JPEG and back. Channel order does not matter much to it, but swapped it would weigh blue as red."""
     _, data = cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, quality))
-    return cv2.imdecode(data, cv2.IMREAD_COLOR)[..., ::-1]
+    decoded = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    return image if decoded is None else decoded[..., ::-1].astype(np.uint8, copy=False)

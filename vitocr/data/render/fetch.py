@@ -46,8 +46,8 @@ def fetch_fonts(
 ) -> list[Path]:
     """Make sure each family has a folder of font files below `dest`; the folders, in the order asked for.
 
-    families: names as on fontsource ("open-sans"); all Latin ones of the curated list when None, or a look in
-    square brackets ("[korean]", "[script]"). A family npm does not have is named and left out.
+    families: names as on fontsource ("open-sans") or groups of the curated list ("korean", "script"); when None, all
+    of the list but the Korean ones. A family npm does not have is named and left out.
     """
     npm = shutil.which("npm")
     if npm is None:
@@ -79,15 +79,15 @@ def _expand(families: Sequence[str] | None) -> list[str]:
         return [family for look, names in looks.items() if look != "korean" for family in names]
     names: list[str] = []
     for family in families:
-        if family.startswith("["):
-            look = family.strip("[]")
-            if look not in looks:
-                raise UserError(f"No group of fonts is called {family}. There are: {', '.join(looks)}.")
-            names += looks[look]
+        if family in looks:
+            names += looks[family]
         elif FAMILY_NAME.fullmatch(family):
             names.append(family)
         else:
-            raise UserError(f"{family!r} is no font family: write it as fontsource does, for example open-sans.")
+            raise UserError(
+                f"{family!r} is no font family: write it as fontsource does, for example open-sans, "
+                f"or name a group: {', '.join(looks)}."
+            )
     return list(dict.fromkeys(names))
 
 

@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata, util
+from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import NamedTuple
 
@@ -193,8 +193,7 @@ class FontBook:
         able = [font for font in self.fonts if font.usable and font.has(text)]
         if not able:
             return None
-        book = FontBook(font.file for font in able)
-        return book
+        return FontBook(font.file for font in able)
 
 
 def find_fonts(folders: Iterable[str | Path] = (), *, packages: bool = True) -> list[FontFile]:
@@ -247,8 +246,7 @@ def _from_packages() -> Iterator[FontFile]:
                 stems.add(path.stem)
                 yield file
     if util.find_spec("pymupdf_fonts"):  # its fonts are Python modules that decode to font files
-        import pymupdf_fonts
-
+        pymupdf_fonts = import_module("pymupdf_fonts")
         for key, about in pymupdf_fonts.fontdescriptors.items():
             name = str(about["name"])
             if not any(word in name.lower() for word in NOT_FOR_TEXT):

@@ -78,9 +78,9 @@ def time_or_date(rng: random.Random) -> str:
 
 
 def telephone(rng: random.Random) -> str:
-    a, b, c = _digits(rng, 3), _digits(rng, 3), _digits(rng, 4)
-    return rng.choice((f"{a}-{b}-{c}", f"({a}){b}-{c}", f"{b}-{c}", f"{a}.{b}.{c}", f"1-800-{b}-{c}", f"{c}{_digits(rng, 4)}",
-                       f"+{rng.randint(1, 99)}{a}{b}{c}", f"{c}-{_digits(rng, 4)}", f"({a})"))  # fmt: skip
+    a, b, c, d = _digits(rng, 3), _digits(rng, 3), _digits(rng, 4), _digits(rng, 4)
+    return rng.choice((f"{a}-{b}-{c}", f"({a}){b}-{c}", f"{b}-{c}", f"{a}.{b}.{c}", f"1-800-{b}-{c}", f"{c}{d}",
+                       f"+{rng.randint(1, 99)}{a}{b}{c}", f"{c}-{d}", f"({a})"))  # fmt: skip
 
 
 def plate(rng: random.Random) -> str:

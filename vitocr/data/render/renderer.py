@@ -47,10 +47,14 @@ class Renderer:
             if self._korean_book is None:
                 raise UserError(
                     "Korean text needs a font with Hangul, and none was found: pip install koreanize-matplotlib, "
-                    "or vitocr data fonts --korean, or render.fonts=[folder]."
+                    "or vitocr data fonts korean, or render.fonts=[folder]."
                 )
         self._words = WordSource(
-            charset=spec.charset, max_length=spec.max_length, korean=spec.korean, own=spec.words, own_share=spec.own_words
+            charset=spec.charset,
+            max_length=spec.max_length,
+            korean=spec.korean,
+            own=spec.words,
+            own_share=spec.own_words,
         )
         self._photos = grounds.load_photos(spec.grounds, cifar10=cifar10) if spec.effects.photo else []
         names = [file.name for file in files] + [str(len(self._photos))]
@@ -70,9 +74,12 @@ class Renderer:
         dressed = dress(rng, line.mask, effects)
         view = look_at(rng, line, effects, size=spec.size, stretch=spec.shape == "stretch")
         layers = sample(view, dressed.layers)
+        boxes = boxes_in(view, line.boxes)
+        if spec.blank and rng.random() < spec.blank:
+            layers[:], text, boxes = 0, "", boxes[:0]
         picture = paint(rng, layers, dressed.behind, draw_colours(rng), self._photos, effects)
         image = degrade(rng, picture, effects, final=view.final)
-        return Crop(np.ascontiguousarray(image), text, boxes_in(view, line.boxes))
+        return Crop(np.ascontiguousarray(image), text, boxes)
 
     def _text_and_font(self, rng: random.Random) -> tuple[str, Font]:
         for _ in range(200):

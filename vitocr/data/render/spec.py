@@ -22,9 +22,9 @@ VERSION = 1  # raised whenever the same (spec, index) gives another crop: old ca
 class Effects:
     """How often each effect is used: probabilities, all between 0 and 1."""
 
-    outline: float = 0.10
-    shadow: float = 0.14  # dropped, glowing or extruded
-    emboss: float = 0.06
+    outline: float = 0.09
+    shadow: float = 0.16  # dropped, glowing or extruded
+    emboss: float = 0.08
     uneven_fill: float = 0.25  # ink that is not of one colour
     weight: float = 0.25  # strokes thinned or thickened
     spacing: float = 0.4  # letters set wider or tighter
@@ -61,7 +61,8 @@ class RenderSpec:
 
     fonts, grounds: folders of more font files and of photographs. words: text files, a word a line, that
     `own_words` of all crops take their text from. charset: labels are made of these characters alone; with a
-    space in it, some crops hold several words. korean: the share of Korean text (needs a font that has it).
+    space in it, some crops hold several words. korean: the share of Korean text (needs a font that has it). blank: the
+    share of crops with nothing to read, whose text is empty.
     """
 
     size: tuple[int, int] = (32, 128)
@@ -75,6 +76,7 @@ class RenderSpec:
     charset: str | None = PRINTABLE  # None: no limit
     max_length: int = 25
     korean: float = 0.0
+    blank: float = 0.0
     effects: Effects = field(default_factory=Effects)
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,5 +95,5 @@ class Crop:
     """One word as a photograph would show it."""
 
     image: NDArray[np.uint8]  # (H, W, 3), RGB
-    text: str  # NFC
+    text: str  # NFC; empty for a blank crop
     boxes: NDArray[np.float32]  # (len(text), 4): x0, y0, x1, y1 in pixels of `image`, each around one character

@@ -1,0 +1,136 @@
+"""Finding text data by its path, and mixing several sources by weight.
+
+`open_source` knows by what is there: a table of labels, an LMDB, arrays; or a folder with any number of these at
+any depth, as archives of LMDBs unpack, which is read as one source in the order of their names.
+
+A mixture's rows are drawn without a die: in an epoch each source gives its share, and goes through its own rows in
+shuffled cycles, each row once before any comes twice. Which row stands in which slot is a pure function of
+(seed, epoch, slot).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitocr.data.lmdb_store import LmdbSource
+from vitocr.data.text_arrays import ArraySource
+from vitocr.data.text_rows import Concat, TextSource
+from vitocr.data.text_table import TABLES, TableSource
+from vitocr.errors import UserError, did_you_mean
+
+KNOWN = f"{', '.join(TABLES)} beside images, an LMDB (data.mdb), or folders of these"
+
+
+def open_source(path: str | Path) -> TextSource:
+    path = Path(path)
+    if not path.exists():
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"There is no text data at {str(path)!r}.{did_you_mean(path.name, siblings)}")
+    if path.is_file():
+        if path.name == "data.mdb":
+            return LmdbSource(path.parent)
+        if path.suffix.lower() in (".tar", ".zip", ".gz", ".tgz"):
+            raise UserError(f"{str(path)!r} is an archive: unpack it first, and give the folder.")
+        return TableSource(path)
+    sources = list(_below(path))
+    if not sources:
+        raise UserError(f"There is no text data in {str(path)!r}: expected {KNOWN}.")
+    return sources[0] if len(sources) == 1 else Concat(sources, name=path.resolve().name)
+
+
+def _below(folder: Path) -> Iterator[TextSource]:
+    if (folder / "data.mdb").is_file():
+        yield LmdbSource(folder)
+    elif (folder / "images.npy").is_file():
+        yield ArraySource(folder)
+    elif tables := [folder / name for name in TABLES if (folder / name).is_file()]:
+        if len(tables) > 1:
+            names = " and ".join(table.name for table in tables)
+            raise UserError(f"{str(folder)!r} has {names}: give the path of the one that is meant.")
+        yield TableSource(tables[0])
+    else:
+        for entry in sorted(folder.iterdir()):
+            if entry.is_dir() and not entry.name.startswith((".", "__MACOSX")):
+                yield from _below(entry)
+
+
+class Mixture:
+    """Sources with their shares of every epoch, which is as long as all sources together.
+
+    weights: any positive numbers, one a source; None takes each source as large as it is.
+    """
+
+    def __init__(
+        self, sources: Sequence[TextSource], weights: Sequence[float] | None = None, *, seed: int = 0, name: str = ""
+    ) -> None:
+        self.rows = Concat(sources, name=name or " + ".join(source.name for source in sources))
+        self.seed = seed
+        sizes = np.array([len(source) for source in sources], dtype=np.int64)
+        for source, size in zip(sources, sizes, strict=True):
+            if size == 0:
+                raise UserError(f"{source.name} has no rows to train on.")
+        shares = np.asarray(sizes if weights is None else weights, dtype=np.float64)
+        if len(shares) != len(sizes) or not len(sizes) or not (np.isfinite(shares) & (shares > 0)).all():
+            raise UserError(f"Weights of sources are positive numbers, one a source; not {list(weights or [])}.")
+        self.weights = shares / shares.sum()
+        self.sizes = sizes
+        # Draws of each source in an epoch: rounded so that they add up.
+        self.slot_ends = np.round(np.cumsum(self.weights) * sizes.sum()).astype(np.int64)
+        self._cycle = lru_cache(maxsize=2 * len(sizes))(self._shuffled)  # an epoch's edge lies within two cycles
+
+    def __len__(self) -> int:
+        """Draws of an epoch."""
+        return int(self.sizes.sum())
+
+    def draw(self, epoch: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows (of `self.rows`) that these slots of the epoch show. Slots 0..len-1, in any order."""
+        drawn = np.empty(len(slots), dtype=np.int64)
+        which = np.searchsorted(self.slot_ends, slots, side="right")
+        for index in np.unique(which).tolist():
+            mine = which == index
+            begin = int(self.slot_ends[index - 1]) if index else 0
+            count = int(self.slot_ends[index]) - begin
+            cycles, places = np.divmod(epoch * count + slots[mine] - begin, self.sizes[index])
+            inner = np.empty(len(places), dtype=np.int64)
+            for cycle in np.unique(cycles).tolist():
+                inner[cycles == cycle] = self._cycle(index, cycle)[places[cycles == cycle]]
+            drawn[mine] = inner + (int(self.rows.ends[index - 1]) if index else 0)
+        return drawn
+
+    def _shuffled(self, index: int, cycle: int) -> NDArray[np.int64]:
+        return np.random.default_rng([self.seed, 0x3A1C, index, cycle]).permutation(int(self.sizes[index]))
+
+
+def open_mixture(entries: Sequence[str | Path | Mapping[str, Any] | TextSource], *, seed: int = 0) -> Mixture:
+    """Of paths, sources, or {path: ..., weight: ...}; give every entry a weight, or none."""
+    if isinstance(entries, str | Path) or isinstance(entries, Mapping):
+        entries = [entries]
+    sources: list[TextSource] = []
+    weights: list[float] = []
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            unknown = sorted(set(entry) - {"path", "weight"})
+            if unknown or "path" not in entry:
+                raise UserError(f"A source of data is a path or {{path: ..., weight: ...}}, not {dict(entry)}.")
+            if (weight := entry.get("weight")) is not None:
+                weights.append(_number(weight, entry["path"]))
+            entry = entry["path"]
+        sources.append(open_source(entry) if isinstance(entry, str | Path) else entry)
+    if not sources:
+        raise UserError("There is no source of data: data.train is empty.")
+    if weights and len(weights) != len(sources):
+        raise UserError(f"{len(weights)} of {len(sources)} sources have a weight: give one to each, or to none.")
+    return Mixture(sources, weights or None, seed=seed)
+
+
+def _number(weight: Any, path: Any) -> float:
+    try:
+        return float(weight)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"The weight of {path} is {weight!r}, which is not a number.") from error

@@ -1,0 +1,78 @@
+"""What the heads with a decoder share: a CTC head on the same tokens, and which of the two to believe.
+
+CTC finds the alignment and is quick to learn; the decoder knows which characters follow one another.
+Trained together the encoder learns faster, and the surer of the two reads better than either.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitocr.errors import UserError, did_you_mean
+from vitocr.heads.ctc import Ctc
+from vitocr.heads.text import Decoded, TextTargets, choose, patch_tokens
+
+WAYS = ("decoder", "ctc", "surer")
+
+
+class DecoderHead(nn.Module):
+    """A head tells its `decoder_loss` and its reading, `read`, of patch tokens (B, N, D); the rest is here.
+
+    ctc: weight of the joint CTC head's loss; 0 makes none.
+    """
+
+    def __init__(
+        self, *, dim: int, prefix: int, grid: tuple[int, int], symbols: int, max_length: int, ctc: float
+    ) -> None:
+        super().__init__()
+        if ctc < 0:
+            raise ValueError(f"head.ctc={ctc} is the weight of a loss: at least 0")
+        self.prefix, self.grid, self.end, self.max_length = prefix, grid, symbols, max_length
+        self.ctc_weight = ctc
+        # The decoder also learns texts that CTC has no room for; their share is told as "infeasible".
+        room = min(max_length, grid[1])
+        self.ctc = Ctc(dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=room) if ctc else None
+
+    def decoder_loss(
+        self, memory: Tensor, targets: TextTargets, *, label_smoothing: float, align: float
+    ) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def read(self, memory: Tensor, **options: Any) -> Decoded:
+        raise NotImplementedError
+
+    def memory(self, tokens: Tensor) -> Tensor:
+        return patch_tokens(tokens, self.prefix, self.grid)
+
+    def loss(
+        self, tokens: Tensor, targets: TextTargets, *, label_smoothing: float = 0.0, align: float = 0.0
+    ) -> dict[str, Tensor]:
+        """Nats a symbol, plus `ctc` times CTC's. align: weight of the supervision by the characters' spans."""
+        told = self.decoder_loss(self.memory(tokens), targets, label_smoothing=label_smoothing, align=align)
+        if self.ctc is None:
+            return told
+        beside = self.ctc.loss(tokens, targets, label_smoothing=label_smoothing, align=align)
+        both = told["loss"] + self.ctc_weight * beside["loss"]
+        return told | {
+            "loss": both,
+            "decoder": told["loss"],
+            "ctc": beside["loss"],
+            "infeasible": beside["infeasible"],
+        }
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, *, by: str | None = None, **options: Any) -> Decoded:
+        """by: "decoder", "ctc", or "surer", whichever of the two is more confident (the default if there are two)."""
+        by = by or ("surer" if self.ctc is not None else "decoder")
+        if by not in WAYS:
+            raise UserError(f"by={by}: choose one of {', '.join(WAYS)}.{did_you_mean(by, WAYS)}")
+        if by != "decoder" and self.ctc is None:
+            raise UserError(f"by={by} needs a model trained with a CTC head (head.ctc > 0), which this one lacks")
+        if self.ctc is None or by == "decoder":
+            return self.read(self.memory(tokens), **options)
+        aligned = self.ctc.decode(tokens)
+        if by == "ctc":
+            return aligned
+        decoded = self.read(self.memory(tokens), **options)
+        return choose(decoded, aligned, aligned.confidence > decoded.confidence)

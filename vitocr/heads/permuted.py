@@ -1,0 +1,192 @@
+"""A decoder trained to read in any order (XLNet; PARSeq, Bautista and Atienza 2022).
+
+Every place of the text has a query, its position; what it may look at, besides the image, is the begin and
+the characters that come before it in some order. Trained on several orders at once, the same weights read
+left to right ("ar"), all places at once ("parallel"), and again with all other characters known (`refine`).
+
+Design choices:
+- One layer: the characters are then looked at as they are embedded, so their keys and values serve
+  all orders, and all orders go through the decoder as one long row of queries.
+- The end is a place like any other: it takes part in the orders, so parallel reading knows it too.
+- Orders come in mirrored pairs; left to right and its mirror are always among them.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitocr.errors import UserError
+from vitocr.heads.joint import DecoderHead
+from vitocr.heads.text import (
+    Decoded,
+    TextTargets,
+    look_loss,
+    read_at_once,
+    read_stepwise,
+    symbol_loss,
+    teacher_forcing,
+    within,
+)
+from vitocr.models.decoder import DecoderBlock, KeysValues, reset
+
+
+def draw_orders(count: int, places: int, device: torch.device) -> Tensor:
+    """(count, places): the turn of each place; row 0 is left to right, each odd row mirrors the one before."""
+    pairs = [torch.arange(places)] + [torch.randperm(places) for _ in range(1, (count + 1) // 2)]
+    return torch.stack([turn for pair in pairs for turn in (pair, places - 1 - pair)])[:count].to(device)
+
+
+def order_mask(turns: Tensor) -> Tensor:
+    """Turns (K, P) to (K, P, P), True where query p may look at content c: 0 is the begin, c the character c - 1."""
+    earlier = turns[:, None, :-1] < turns[:, :, None]  # (K, P, P - 1)
+    return F.pad(earlier, (1, 0), value=True)
+
+
+def cloze_mask(places: int, device: torch.device) -> Tensor:
+    """(P, P): every character but one's own."""
+    own = torch.eye(places, dtype=torch.bool, device=device)
+    return ~F.pad(own[:, :-1], (1, 0))
+
+
+class Permuted(DecoderHead):
+    """orders: how many a step trains on. ctc: weight of a joint CTC head; 0 makes none."""
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        prefix: int,
+        grid: tuple[int, int],
+        symbols: int,
+        max_length: int,
+        orders: int = 6,
+        heads: int = 6,
+        mlp_ratio: float = 4.0,
+        activation: str = "relu",
+        ctc: float = 0.0,
+    ) -> None:
+        super().__init__(dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc)
+        if orders < 1:
+            raise ValueError(f"head.orders={orders}: train on at least one")
+        self.orders = orders
+        self.embed = nn.Embedding(symbols + 1, dim)
+        self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, max_length + 1, dim), std=0.02))
+        self.norm_content = nn.LayerNorm(dim)
+        self.blocks = nn.ModuleList([DecoderBlock(dim, heads, mlp_ratio=mlp_ratio, activation=activation)])
+        self.norm = nn.LayerNorm(dim)
+        self.logits = nn.Linear(dim, symbols + 1)
+        reset(self)
+
+    @property
+    def block(self) -> DecoderBlock:
+        block = self.blocks[0]  # in a list, as those of every transformer here: the optimiser goes by the name
+        assert isinstance(block, DecoderBlock)
+        return block
+
+    def content(self, given: Tensor, first: int, dtype: torch.dtype) -> KeysValues:
+        """Keys and values of given symbols (B, n), the first at place `first`; place 0 is the begin."""
+        x = self.embed(given)
+        # The character at content place c stands at position c - 1 of the text; the begin stands nowhere.
+        where = F.pad(self.positions[:, :-1], (0, 0, 1, 0))[:, first : first + given.shape[1]]
+        return self.block.text.remember(self.norm_content((x + where).to(dtype)))
+
+    def answers(
+        self, queries: Tensor, content: KeysValues, image: KeysValues, *, mask: Tensor | None, want_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        x, weights = self.block(queries, content, image, mask=mask, want_weights=want_weights)
+        return self.norm(x), weights
+
+    def queries(self, memory: Tensor, first: int, places: int) -> Tensor:
+        return self.positions[:, first : first + places].to(memory.dtype).expand(len(memory), -1, -1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, max_length + 1, symbols + 1) of one parallel pass: what is exported."""
+        memory = self.memory(tokens)
+        return self.all_places(memory, self.block.image.remember(memory))[0]
+
+    def decoder_loss(
+        self, memory: Tensor, targets: TextTargets, *, label_smoothing: float, align: float
+    ) -> dict[str, Tensor]:
+        given, expected = teacher_forcing(targets, end=self.end, max_length=self.max_length)
+        B, P = given.shape
+        K = self.orders
+        mask = order_mask(draw_orders(K, P, given.device))  # (K, P, P)
+        written = within(targets.lengths + 1, P)  # (B, P): the begin and the characters, no padding
+        mask = (mask & written[:, None, None]).view(B, 1, K * P, P)
+        x, weights = self.answers(
+            self.queries(memory, 0, P).repeat(1, K, 1),  # (B, K * P, D)
+            self.content(given, 0, memory.dtype),
+            self.block.image.remember(memory),
+            mask=mask,
+            want_weights=align > 0,
+        )
+        expected = expected.repeat(1, K)  # (B, K * P)
+        asked = expected >= 0
+        told = symbol_loss(self.logits(x[asked]), expected[asked], label_smoothing)
+        if weights is not None:
+            told["align"] = look_loss(weights.view(B, K, P, -1).mean(dim=1), targets, self.grid[0])
+            told["loss"] = told["loss"] + align * told["align"]
+        return told
+
+    def all_places(self, memory: Tensor, image: KeysValues, guess: Decoded | None = None) -> tuple[Tensor, Tensor]:
+        """One pass over all places: logits (B, P, S + 1) and where each looked (B, P, N), given nothing or a guess."""
+        P = self.max_length + 1
+        given = torch.full((len(memory), 1), self.end, device=memory.device)
+        mask = None
+        if guess is not None:
+            ids = guess.ids.where(guess.ids >= 0, self.end)
+            given = F.pad(ids, (1, P - 1 - ids.shape[1]), value=self.end)  # (B, P)
+            written = within(guess.lengths + 1, P)
+            mask = (cloze_mask(P, memory.device) & written[:, None])[:, None]  # (B, 1, P, P)
+        content = self.content(given, 0, memory.dtype)
+        x, weights = self.answers(self.queries(memory, 0, P), content, image, mask=mask, want_weights=True)
+        assert weights is not None
+        return self.logits(x), weights
+
+    def read(self, memory: Tensor, *, mode: str = "ar", refine: int = 1) -> Decoded:
+        """mode: "ar", one character after another, or "parallel". refine: passes over all places afterwards.
+
+        After a refining pass, probabilities are those of each character given all the others as they were.
+        """
+        if mode not in ("ar", "parallel"):
+            raise UserError(f"mode={mode}: choose ar or parallel")
+        image = self.block.image.remember(memory)
+        end, rows = self.end, self.grid[0]
+        if mode == "ar":
+            found = read_stepwise(
+                Reading(self, memory, image),
+                images=len(memory),
+                end=end,
+                max_length=self.max_length,
+                rows=rows,
+                like=memory,
+            )
+        else:
+            found = read_at_once(*self.all_places(memory, image), end=end, rows=rows)
+        for _ in range(refine):
+            found = read_at_once(*self.all_places(memory, image, found), end=end, rows=rows)
+        return found
+
+
+class Reading:
+    """A text being read left to right, with the keys and values of the image and of what was read."""
+
+    def __init__(self, head: Permuted, memory: Tensor, image: KeysValues) -> None:
+        self.head, self.memory, self.image = head, memory, image
+        self.past: KeysValues | None = None
+        self.at = 0
+
+    def step(self, previous: Tensor) -> tuple[Tensor, Tensor]:
+        head = self.head
+        new = head.content(previous[:, None], self.at, self.memory.dtype)
+        self.past = new if self.past is None else self.past.grown(new)
+        query = head.queries(self.memory, self.at, 1)
+        x, weights = head.answers(query, self.past, self.image, mask=None, want_weights=True)
+        self.at += 1
+        assert weights is not None
+        return head.logits(x)[:, 0], weights[:, 0]
+
+    def keep(self, rows: Tensor) -> None:
+        self.memory, self.image = self.memory[rows], self.image.kept(rows)
+        if self.past is not None:
+            self.past = self.past.kept(rows)

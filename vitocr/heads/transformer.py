@@ -1,0 +1,124 @@
+"""A transformer decoder that reads one character after another, looking at the image and at what it has read.
+
+Trained on the whole text at once, each character given those before it; read step by step with the keys
+and values of the image and of the past kept, so that a step costs one character, however long the text.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vitocr.heads.joint import DecoderHead
+from vitocr.heads.text import Decoded, TextTargets, look_loss, read_stepwise, symbol_loss, teacher_forcing
+from vitocr.models.decoder import DecoderBlock, KeysValues, causal_mask, reset, sine_positions
+
+
+class Transformer(DecoderHead):
+    """positions: "learned" or "sine". ctc: weight of a joint CTC head; 0 makes none."""
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        prefix: int,
+        grid: tuple[int, int],
+        symbols: int,
+        max_length: int,
+        depth: int = 1,
+        heads: int = 6,
+        mlp_ratio: float = 4.0,
+        activation: str = "relu",
+        positions: str = "learned",
+        ctc: float = 0.0,
+    ) -> None:
+        super().__init__(dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc)
+        if positions not in ("learned", "sine"):
+            raise ValueError(f"head.positions={positions}: choose learned or sine")
+        if depth < 1:
+            raise ValueError(f"head.depth={depth}: a decoder has at least one layer")
+        self.embed = nn.Embedding(symbols + 1, dim)
+        sines = sine_positions(max_length + 1, dim)
+        if positions == "learned":
+            self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty_like(sines), std=0.02))
+        else:
+            self.register_buffer("positions", 0.02 * sines, persistent=False)  # of the size of the embeddings
+        self.blocks = nn.ModuleList(
+            DecoderBlock(dim, heads, mlp_ratio=mlp_ratio, activation=activation) for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.logits = nn.Linear(dim, symbols + 1)
+        reset(self)
+
+    def layers(self) -> list[DecoderBlock]:
+        return [block for block in self.blocks if isinstance(block, DecoderBlock)]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, max_length + 1, symbols + 1) of reading to the full length: what is exported."""
+        reading = Reading(self, self.memory(tokens))
+        previous = torch.full((len(tokens),), self.end, device=tokens.device)
+        steps = []
+        for _ in range(self.max_length + 1):
+            logits, _ = reading.step(previous)
+            previous = logits.argmax(dim=-1)
+            steps.append(logits)
+        return torch.stack(steps, dim=1)
+
+    def stream(self, given: Tensor, memory: Tensor, *, want_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """What each place of the given symbols (B, L) comes to (B, L, D), and where it looked (B, L, N)."""
+        L = given.shape[1]
+        x = (self.embed(given) + self.positions[:, :L]).to(memory.dtype)
+        mask = causal_mask(L, given.device)
+        weights = None
+        for block in self.layers():
+            last = block is self.blocks[-1]
+            image = block.image.remember(memory)
+            x, weights = block(x, block.remember(x), image, mask=mask, want_weights=want_weights and last)
+        return self.norm(x), weights
+
+    def decoder_loss(
+        self, memory: Tensor, targets: TextTargets, *, label_smoothing: float, align: float
+    ) -> dict[str, Tensor]:
+        given, expected = teacher_forcing(targets, end=self.end, max_length=self.max_length)
+        x, weights = self.stream(given, memory, want_weights=align > 0)
+        asked = expected >= 0
+        told = symbol_loss(self.logits(x[asked]), expected[asked], label_smoothing)
+        if weights is not None:
+            told["align"] = look_loss(weights, targets, self.grid[0])
+            told["loss"] = told["loss"] + align * told["align"]
+        return told
+
+    def read(self, memory: Tensor) -> Decoded:
+        return read_stepwise(
+            Reading(self, memory),
+            images=len(memory),
+            end=self.end,
+            max_length=self.max_length,
+            rows=self.grid[0],
+            like=memory,
+        )
+
+
+class Reading:
+    """A text being read, with the keys and values of the image and of the past, one pair a layer."""
+
+    def __init__(self, head: Transformer, memory: Tensor) -> None:
+        self.head, self.dtype = head, memory.dtype
+        self.images = [block.image.remember(memory) for block in head.layers()]
+        self.pasts: list[KeysValues | None] = [None] * len(self.images)
+        self.at = 0
+
+    def step(self, previous: Tensor) -> tuple[Tensor, Tensor]:
+        head = self.head
+        x = (head.embed(previous[:, None]) + head.positions[:, self.at : self.at + 1]).to(self.dtype)  # (B, 1, D)
+        self.at += 1
+        weights = None
+        for i, block in enumerate(head.layers()):
+            new, past = block.remember(x), self.pasts[i]
+            past = new if past is None else past.grown(new)
+            self.pasts[i] = past
+            x, weights = block(x, past, self.images[i], want_weights=i == len(self.images) - 1)
+        assert weights is not None
+        return head.logits(head.norm(x))[:, 0], weights[:, 0]
+
+    def keep(self, rows: Tensor) -> None:
+        self.images = [image.kept(rows) for image in self.images]
+        self.pasts = [past.kept(rows) if past is not None else None for past in self.pasts]
