@@ -157,15 +157,15 @@ def model(**backbone: Any) -> Model:
 def destinations(model: nn.Module, spec: dict[str, Any]) -> dict[str, tuple[str, float]]:
     """Parameter name -> (rule, weight decay)."""
     names = {p: name for name, p in model.named_parameters()}
-    groups = build_optimizer(model, spec).param_groups
+    groups = build_optimizer(model, spec, bf16=False).param_groups
     return {names[p]: (group["rule"], group["weight_decay"]) for group in groups for p in group["params"]}
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
 def test_every_parameter_goes_somewhere_once(name: str) -> None:
     hybrid = model(stem=[[8, 2]], patch=2)
-    assert destinations(hybrid, SPEC | {"name": name}).keys() == dict(hybrid.named_parameters()).keys()
-    total = sum(len(group["params"]) for group in build_optimizer(hybrid, SPEC | {"name": name}).param_groups)
+    assert destinations(hybrid, SPEC | {"name": name}, bf16=False).keys() == dict(hybrid.named_parameters()).keys()
+    total = sum(len(group["params"]) for group in build_optimizer(hybrid, SPEC | {"name": name}, bf16=False).param_groups)
     assert total == len(list(hybrid.parameters()))
 
 
@@ -181,7 +181,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_the_filters_of_a_stem() -> No
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
 def test_vectors_positions_and_the_class_token_are_not_decayed(name: str) -> None:
-    where = destinations(model(stem=[[8, 2]], patch=2), SPEC | {"name": name})
+    where = destinations(model(stem=[[8, 2]], patch=2), SPEC | {"name": name}, bf16=False)
     for parameter, (_, decay) in where.items():
         vector = parameter.endswith((".bias", "positions", "class_token")) or ".norm" in parameter
         vector = vector or parameter == "backbone.stem.layers.1.weight"  # of a BatchNorm
@@ -196,7 +196,7 @@ def test_frozen_parameters_are_left_out() -> None:
 
 def test_a_misspelt_optimiser_gets_a_near_match() -> None:
     with pytest.raises(UserError, match=r"optim.name=moun: choose muon or adamw. Did you mean 'muon'?"):
-        build_optimizer(model(), SPEC | {"name": "moun"})
+        build_optimizer(model(), SPEC | {"name": "moun"}, bf16=False)
 
 
 # Going on
@@ -205,7 +205,7 @@ def test_a_misspelt_optimiser_gets_a_near_match() -> None:
 @pytest.mark.parametrize("name", ["muon", "adamw"])
 def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(name: str, tmp_path: Path) -> None:
     one = model()
-    optimizer = build_optimizer(one, SPEC | {"name": name})
+    optimizer = build_optimizer(one, SPEC | {"name": name}, bf16=False)
     shapes: Any = [p.shape for p in one.parameters()]
     take_steps(optimizer, list(one.parameters()), gradients(shapes, 3))
     torch.save({"model": one.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved.pt")
@@ -213,7 +213,7 @@ def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(name: str, tmp_p
     saved = torch.load(tmp_path / "saved.pt", weights_only=True)
     other = model()
     other.load_state_dict(saved["model"])
-    resumed = build_optimizer(other, SPEC | {"name": name})
+    resumed = build_optimizer(other, SPEC | {"name": name}, bf16=False)
     resumed.load_state_dict(saved["optimizer"])
     assert [g["rule"] for g in resumed.param_groups] == [g["rule"] for g in optimizer.param_groups]
     take_steps(optimizer, list(one.parameters()), gradients(shapes, 2))

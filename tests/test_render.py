@@ -113,7 +113,9 @@ def test_boxes_are_one_a_character_in_reading_order_and_within_the_image(rendere
         x0, y0, x1, y1 = crop.boxes.T
         assert (x0 >= 0).all() and (y0 >= 0).all() and (x1 <= width).all() and (y1 <= height).all()
         assert (x1 >= x0).all() and (y1 >= y0).all()
-        assert (np.diff((x0 + x1) / 2) > -1.0).all(), crop.text
+        # Marks at the foot of the line may come to stand under the last letter of an arc.
+        letters = np.array([character.isalnum() for character in crop.text])
+        assert (np.diff(((x0 + x1) / 2)[letters]) > -1.0).all(), crop.text
 
 
 def test_without_effects_type_is_plain_on_a_plain_ground() -> None:

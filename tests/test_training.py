@@ -87,13 +87,13 @@ def test_killing_the_command_leaves_no_rank_behind(shapes: Path, tmp_path: Path)
 
 
 def test_two_ranks_learn_what_one_process_learns(shapes: Path, tmp_path: Path) -> None:
-    words = [*TINY, f"data.root={shapes}", "steps=8", "trainer.precision=32-true", "augment.cutmix=1", "backbone.keep_patches=1"]
-    run([*words, *ONE, f"run_dir={tmp_path / 'one'}"], tmp_path)
-    run([*words, *TWO, f"run_dir={tmp_path / 'two'}", "trainer.precision=32-true"], tmp_path)
+    # Which patches and blocks are skipped is drawn per rank; everything else must agree to rounding.
+    words = [*TINY, f"data.root={shapes}", "steps=12", "augment.cutmix=1", "augment.ops=0.5", "backbone.keep_patches=1"]
+    run([*words, *ONE, "trainer.precision=32-true", f"run_dir={tmp_path / 'one'}"], tmp_path)
+    run([*words, *TWO, "trainer.precision=32-true", f"run_dir={tmp_path / 'two'}"], tmp_path)
     one, two = weights(tmp_path / "one" / "last.ckpt"), weights(tmp_path / "two" / "last.ckpt")
     for name in one:
-        # Muon works in bfloat16 where the CPU has it, which turns a rounding of the gradient into about 1e-3.
-        torch.testing.assert_close(one[name], two[name], atol=2e-3, rtol=0)
+        torch.testing.assert_close(one[name], two[name], atol=2e-5, rtol=0)
 
 
 def test_ranks_with_unequal_shares_of_a_split_measure_it_rightly(shapes: Path, tmp_path: Path) -> None:

@@ -417,6 +417,7 @@ def test_it_learns_sixteen_random_images_by_heart(changes: dict) -> None:
             "weight_decay": 0.0,
             "muon": {"lr": 0.01, "momentum": 0.95, "weight_decay": 0.0, "ns_steps": 5},
         },
+        bf16=False,
     )
     first = math.log(10)  # the loss of a model that predicts all classes alike
     for step in range(60):

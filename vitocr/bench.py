@@ -61,7 +61,7 @@ def our_step(config: dict[str, Any]) -> Work:
         images, targets = synthetic(config, config["batch_size"] // world)
         losses: nn.Module = Losses(model)
         wrapped = DistributedDataParallel(losses) if world > 1 else losses
-        optimizer = build_optimizer(model, config["optim"])
+        optimizer = build_optimizer(model, config["optim"], bf16=machine.cpu_has_bf16())
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=machine.cpu_has_bf16())
 
         def step() -> None:

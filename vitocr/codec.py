@@ -208,14 +208,16 @@ class TextReport:
         if len(shown) < 5 and text not in shown:
             shown.append(text)
 
-    def lines(self) -> list[str]:
-        """For people, one line for each kind of thing that happened; none if every text fits."""
+    def lines(self, *, then: str = "are left out") -> list[str]:
+        """For people, one line for each kind of thing that happened; none if every text fits.
+
+        then: what becomes of texts that are too long or of which nothing is left."""
         drop, fold = _most(self.dropped), _most(self.folded)
         sentences = {
             "dropped": f"hold characters outside the set, which were left out: {drop}",
             "folded": f"hold letters of the case the set lacks, which were folded: {fold}",
-            "too long": f"are longer than {self.max_length} characters and are not trained on",
-            "nothing left": "have no character of the set and are not trained on",
+            "too long": f"are longer than {self.max_length} characters and {then}",
+            "nothing left": f"have no character of the set and {then}",
         }
         return [
             f"{self.touched[what]:,} of {self.texts:,} labels {sentence} (as in {_quoted(self.examples[what])})"

@@ -36,7 +36,7 @@ _open: dict[str, tuple[int, int, lmdb.Environment]] = {}
 
 
 def _environment(path: str) -> lmdb.Environment:
-    process, file, environment = _open.get(path, (0, 0, None))
+    process, _, environment = _open.get(path, (0, 0, None))
     if environment is None or process != os.getpid():
         if environment is not None:
             environment.close()  # the parent's, in a child: LMDB must forget it before opening the file again

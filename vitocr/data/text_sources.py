@@ -3,15 +3,13 @@
 `open_source` knows by what is there: a table of labels, an LMDB, arrays; or a folder with any number of these at
 any depth, as archives of LMDBs unpack, which is read as one source in the order of their names.
 
-A mixture's rows are drawn without a die: in an epoch each source gives its share, and goes through its own rows in
-shuffled cycles, each row once before any comes twice. Which row stands in which slot is a pure function of
-(seed, epoch, slot).
+In an epoch of a mixture each source gives exactly its share, and goes through its own rows in shuffled cycles, each
+row once before any comes twice. Which row stands where is a pure function of (seed, epoch, place).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,50 +64,44 @@ class Mixture:
     weights: any positive numbers, one a source; None takes each source as large as it is.
     """
 
-    def __init__(
-        self, sources: Sequence[TextSource], weights: Sequence[float] | None = None, *, seed: int = 0, name: str = ""
-    ) -> None:
-        self.rows = Concat(sources, name=name or " + ".join(source.name for source in sources))
-        self.seed = seed
-        sizes = np.array([len(source) for source in sources], dtype=np.int64)
-        for source, size in zip(sources, sizes, strict=True):
-            if size == 0:
+    def __init__(self, sources: Sequence[TextSource], weights: Sequence[float] | None = None, *, seed: int = 0) -> None:
+        self.rows = Concat(sources, name=" + ".join(source.name for source in sources))
+        self.weights, self.seed = weights, seed
+        self.sizes = np.array([len(source) for source in sources], dtype=np.int64)
+        for source in sources:
+            if len(source) == 0:
                 raise UserError(f"{source.name} has no rows to train on.")
-        shares = np.asarray(sizes if weights is None else weights, dtype=np.float64)
-        if len(shares) != len(sizes) or not len(sizes) or not (np.isfinite(shares) & (shares > 0)).all():
+        shares = np.asarray(self.sizes if weights is None else weights, dtype=np.float64)
+        if len(shares) != len(sources) or not (np.isfinite(shares) & (shares > 0)).all():
             raise UserError(f"Weights of sources are positive numbers, one a source; not {list(weights or [])}.")
-        self.weights = shares / shares.sum()
-        self.sizes = sizes
-        # Draws of each source in an epoch: rounded so that they add up.
-        self.slot_ends = np.round(np.cumsum(self.weights) * sizes.sum()).astype(np.int64)
-        self._cycle = lru_cache(maxsize=2 * len(sizes))(self._shuffled)  # an epoch's edge lies within two cycles
+        ends = np.round(np.cumsum(shares / shares.sum()) * len(self)).astype(np.int64)
+        self.draws = np.diff(ends, prepend=0)  # of each source in an epoch; rounded so that they add up
+
+    @property
+    def sources(self) -> tuple[TextSource, ...]:
+        return self.rows.sources
 
     def __len__(self) -> int:
-        """Draws of an epoch."""
+        """Rows of an epoch."""
         return int(self.sizes.sum())
 
-    def draw(self, epoch: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows (of `self.rows`) that these slots of the epoch show. Slots 0..len-1, in any order."""
-        drawn = np.empty(len(slots), dtype=np.int64)
-        which = np.searchsorted(self.slot_ends, slots, side="right")
-        for index in np.unique(which).tolist():
-            mine = which == index
-            begin = int(self.slot_ends[index - 1]) if index else 0
-            count = int(self.slot_ends[index]) - begin
-            cycles, places = np.divmod(epoch * count + slots[mine] - begin, self.sizes[index])
-            inner = np.empty(len(places), dtype=np.int64)
-            for cycle in np.unique(cycles).tolist():
-                inner[cycles == cycle] = self._cycle(index, cycle)[places[cycles == cycle]]
-            drawn[mine] = inner + (int(self.rows.ends[index - 1]) if index else 0)
-        return drawn
-
-    def _shuffled(self, index: int, cycle: int) -> NDArray[np.int64]:
-        return np.random.default_rng([self.seed, 0x3A1C, index, cycle]).permutation(int(self.sizes[index]))
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The rows (of `self.rows`) that this epoch shows, first to last."""
+        which = np.repeat(np.arange(len(self.sizes), dtype=np.int16), self.draws)
+        np.random.default_rng([self.seed, 0x3A1C, epoch]).shuffle(which)
+        order = np.empty(len(self), dtype=np.int64)
+        for index, (size, draws, end) in enumerate(zip(self.sizes, self.draws, self.rows.ends, strict=True)):
+            # The source's rows in cycle after cycle, taken up where the epoch before left it.
+            cycle, skip = divmod(epoch * int(draws), int(size))
+            cycles = range(cycle, cycle + (skip + int(draws)) // int(size) + 1)
+            shuffled = [np.random.default_rng([self.seed, 0x3A1D, index, c]).permutation(size) for c in cycles]
+            order[which == index] = np.concatenate(shuffled)[skip : skip + draws] + (end - size)
+        return order
 
 
 def open_mixture(entries: Sequence[str | Path | Mapping[str, Any] | TextSource], *, seed: int = 0) -> Mixture:
     """Of paths, sources, or {path: ..., weight: ...}; give every entry a weight, or none."""
-    if isinstance(entries, str | Path) or isinstance(entries, Mapping):
+    if isinstance(entries, str | Path | Mapping):
         entries = [entries]
     sources: list[TextSource] = []
     weights: list[float] = []

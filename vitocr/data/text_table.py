@@ -156,10 +156,8 @@ def _columns(
             yield number, {"image": cells[image], "text": cells[label]}
         else:
             hint = " A label that holds a comma must stand in quotation marks." if separator == "comma" else ""
-            yield number, (
-                f"{table!r}, line {number}: expected {count} columns separated by a {separator}, "
-                f"not {len(cells)}.{hint if len(cells) > count else ''}"
-            )
+            what = f"expected {count} columns separated by a {separator}, not {len(cells)}."
+            yield number, f"{table!r}, line {number}: {what}{hint if len(cells) > count else ''}"
 
 
 def _jsonl(lines: Iterable[str], table: str) -> Iterator[tuple[int, dict[str, Any] | str]]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitocr.heads.text import Decoded, TextTargets, boxes, patch_tokens, span_cover, within
+from vitocr.heads.text import Decoded, TextTargets, boxes, patch_tokens, span_cover, symbol_logits, within
 
 
 class Ctc(nn.Module):
@@ -27,9 +27,7 @@ class Ctc(nn.Module):
                 "one character a column: use narrower patches, a wider image, or another head"
             )
         self.prefix, self.grid, self.blank, self.max_length = prefix, grid, symbols, max_length
-        self.logits = nn.Linear(dim, symbols + 1)
-        nn.init.trunc_normal_(self.logits.weight, std=0.02)
-        nn.init.zeros_(self.logits.bias)
+        self.logits = symbol_logits(dim, symbols)
         # With a single row nothing would depend on the scores, and DDP would wait for their gradients.
         self.row_scores = nn.Linear(dim, 1, bias=False) if rows == "learned" and grid[0] > 1 else None
         if self.row_scores is not None:

@@ -11,13 +11,21 @@ from torch import Tensor, nn
 
 from vitocr.errors import UserError, did_you_mean
 from vitocr.heads.ctc import Ctc
-from vitocr.heads.text import Decoded, TextTargets, choose, patch_tokens
+from vitocr.heads.text import (
+    Decoded,
+    Reader,
+    TextTargets,
+    choose,
+    full_length_logits,
+    patch_tokens,
+    read_stepwise,
+)
 
 WAYS = ("decoder", "ctc", "surer")
 
 
 class DecoderHead(nn.Module):
-    """A head tells its `decoder_loss` and its reading, `read`, of patch tokens (B, N, D); the rest is here.
+    """A head has a `decoder_loss` on patch tokens (B, N, D) and a `reader` of them; the rest is here.
 
     ctc: weight of the joint CTC head's loss; 0 makes none.
     """
@@ -39,8 +47,29 @@ class DecoderHead(nn.Module):
     ) -> dict[str, Tensor]:
         raise NotImplementedError
 
-    def read(self, memory: Tensor, **options: Any) -> Decoded:
+    def reader(self, memory: Tensor) -> Reader:
         raise NotImplementedError
+
+    def read(self, memory: Tensor) -> Decoded:
+        """What the decoder alone reads."""
+        return read_stepwise(
+            self.reader(memory),
+            images=len(memory),
+            end=self.end,
+            max_length=self.max_length,
+            rows=self.grid[0],
+            like=memory,
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, max_length + 1, symbols + 1) of the decoder reading to the full length."""
+        return full_length_logits(
+            self.reader(self.memory(tokens)),
+            images=len(tokens),
+            end=self.end,
+            max_length=self.max_length,
+            device=tokens.device,
+        )
 
     def memory(self, tokens: Tensor) -> Tensor:
         return patch_tokens(tokens, self.prefix, self.grid)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitocr.heads.joint import DecoderHead
-from vitocr.heads.text import Decoded, TextTargets, look_loss, read_stepwise, symbol_loss, teacher_forcing
+from vitocr.heads.text import TextTargets, look_loss, symbol_logits, symbol_loss, teacher_forcing
 
 
 class State(NamedTuple):
@@ -38,7 +38,7 @@ class Lstm(DecoderHead):
         self.of_token, self.of_state = nn.Linear(dim, hidden), nn.Linear(hidden, hidden, bias=False)
         self.score = nn.Linear(hidden, 1, bias=False)
         self.cell = nn.LSTMCell(2 * dim, hidden)
-        self.logits = nn.Linear(hidden, symbols + 1)
+        self.logits = symbol_logits(hidden, symbols)
 
     def begin(self, memory: Tensor) -> State:
         zeros = memory.new_zeros(len(memory), self.hidden)
@@ -55,17 +55,6 @@ class Lstm(DecoderHead):
         context, weights = self.look(state, memory, keys)
         given = torch.cat([context, self.embed(previous).to(context.dtype)], dim=1)  # (B, 2D)
         return State(*self.cell(given, tuple(state))), weights
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, max_length + 1, symbols + 1) of reading to the full length: what is exported."""
-        reading = Reading(self, self.memory(tokens))
-        previous = torch.full((len(tokens),), self.end, device=tokens.device)
-        steps = []
-        for _ in range(self.max_length + 1):
-            logits, _ = reading.step(previous)
-            previous = logits.argmax(dim=-1)
-            steps.append(logits)
-        return torch.stack(steps, dim=1)
 
     def decoder_loss(
         self, memory: Tensor, targets: TextTargets, *, label_smoothing: float, align: float
@@ -85,15 +74,8 @@ class Lstm(DecoderHead):
             told["loss"] = told["loss"] + align * told["align"]
         return told
 
-    def read(self, memory: Tensor) -> Decoded:
-        return read_stepwise(
-            Reading(self, memory),
-            images=len(memory),
-            end=self.end,
-            max_length=self.max_length,
-            rows=self.grid[0],
-            like=memory,
-        )
+    def reader(self, memory: Tensor) -> "Reading":
+        return Reading(self, memory)
 
 
 class Reading:

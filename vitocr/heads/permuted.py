@@ -22,7 +22,7 @@ from vitocr.heads.text import (
     TextTargets,
     look_loss,
     read_at_once,
-    read_stepwise,
+    symbol_logits,
     symbol_loss,
     teacher_forcing,
     within,
@@ -74,8 +74,9 @@ class Permuted(DecoderHead):
         self.norm_content = nn.LayerNorm(dim)
         self.blocks = nn.ModuleList([DecoderBlock(dim, heads, mlp_ratio=mlp_ratio, activation=activation)])
         self.norm = nn.LayerNorm(dim)
-        self.logits = nn.Linear(dim, symbols + 1)
-        reset(self)
+        self.logits = symbol_logits(dim, symbols)
+        reset(self.embed)
+        reset(self.blocks)
 
     @property
     def block(self) -> DecoderBlock:
@@ -101,8 +102,7 @@ class Permuted(DecoderHead):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, max_length + 1, symbols + 1) of one parallel pass: what is exported."""
-        memory = self.memory(tokens)
-        return self.all_places(memory, self.block.image.remember(memory))[0]
+        return self.all_places(self.memory(tokens))[0]
 
     def decoder_loss(
         self, memory: Tensor, targets: TextTargets, *, label_smoothing: float, align: float
@@ -128,44 +128,45 @@ class Permuted(DecoderHead):
             told["loss"] = told["loss"] + align * told["align"]
         return told
 
-    def all_places(self, memory: Tensor, image: KeysValues, guess: Decoded | None = None) -> tuple[Tensor, Tensor]:
+    def all_places(self, memory: Tensor, guess: Decoded | None = None) -> tuple[Tensor, Tensor]:
         """One pass over all places: logits (B, P, S + 1) and where each looked (B, P, N), given nothing or a guess."""
         P = self.max_length + 1
         given = torch.full((len(memory), 1), self.end, device=memory.device)
         mask = None
         if guess is not None:
+            P = min(P, guess.ids.shape[1] + 2)  # no text grows by more than one character
             ids = guess.ids.where(guess.ids >= 0, self.end)
             given = F.pad(ids, (1, P - 1 - ids.shape[1]), value=self.end)  # (B, P)
             written = within(guess.lengths + 1, P)
             mask = (cloze_mask(P, memory.device) & written[:, None])[:, None]  # (B, 1, P, P)
-        content = self.content(given, 0, memory.dtype)
+        content, image = self.content(given, 0, memory.dtype), self.block.image.remember(memory)
         x, weights = self.answers(self.queries(memory, 0, P), content, image, mask=mask, want_weights=True)
         assert weights is not None
         return self.logits(x), weights
 
+    def reader(self, memory: Tensor) -> "Reading":
+        return Reading(self, memory, self.block.image.remember(memory))
+
     def read(self, memory: Tensor, *, mode: str = "ar", refine: int = 1) -> Decoded:
         """mode: "ar", one character after another, or "parallel". refine: passes over all places afterwards.
 
-        After a refining pass, probabilities are those of each character given all the others as they were.
+        A refining pass answers every place given all other characters as they were, and the probabilities are
+        those of its answers. It may lengthen a text by one character.
         """
         if mode not in ("ar", "parallel"):
             raise UserError(f"mode={mode}: choose ar or parallel")
-        image = self.block.image.remember(memory)
-        end, rows = self.end, self.grid[0]
-        if mode == "ar":
-            found = read_stepwise(
-                Reading(self, memory, image),
-                images=len(memory),
-                end=end,
-                max_length=self.max_length,
-                rows=rows,
-                like=memory,
-            )
-        else:
-            found = read_at_once(*self.all_places(memory, image), end=end, rows=rows)
+        found = super().read(memory) if mode == "ar" else self.read_places(memory)
         for _ in range(refine):
-            found = read_at_once(*self.all_places(memory, image, found), end=end, rows=rows)
+            found = self.read_places(memory, found)
         return found
+
+    def read_places(self, memory: Tensor, guess: Decoded | None = None) -> Decoded:
+        if guess is None:
+            longest = torch.full((len(memory),), self.max_length, device=memory.device)
+        else:
+            longest = (guess.lengths + 1).clamp(max=self.max_length)
+        logits, weights = self.all_places(memory, guess)
+        return read_at_once(logits, weights, longest, end=self.end, rows=self.grid[0])
 
 
 class Reading:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitocr.errors import UserError
 
@@ -39,6 +39,14 @@ class Reader(Protocol):
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these images only."""
+
+
+def symbol_logits(dim: int, symbols: int) -> nn.Linear:
+    """The last layer of a head; nearly all symbols alike at first."""
+    layer = nn.Linear(dim, symbols + 1)
+    nn.init.trunc_normal_(layer.weight, std=0.02)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def patch_tokens(tokens: Tensor, prefix: int, grid: tuple[int, int]) -> Tensor:
@@ -153,16 +161,30 @@ def read_stepwise(reader: Reader, *, images: int, end: int, max_length: int, row
     return until_the_end(ids, probs, weights, end=end, rows=rows)
 
 
-def read_at_once(logits: Tensor, weights: Tensor, *, end: int, rows: int) -> Decoded:
-    """The likeliest symbol at every place of logits (B, max_length + 1, S + 1), up to the first end."""
+def full_length_logits(reader: Reader, *, images: int, end: int, max_length: int, device: torch.device) -> Tensor:
+    """(B, max_length + 1, S + 1) of the same reading, but to the full length, whatever is read."""
+    previous = torch.full((images,), end, device=device)
+    steps = []
+    for _ in range(max_length + 1):
+        steps.append(reader.step(previous)[0])
+        previous = steps[-1].argmax(dim=-1)
+    return torch.stack(steps, dim=1)
+
+
+def read_at_once(logits: Tensor, weights: Tensor, longest: Tensor, *, end: int, rows: int) -> Decoded:
+    """The likeliest symbol at every place of logits (B, P, S + 1), up to the first end.
+
+    longest: (B,) most characters each text may have, so that no text depends on how long others are.
+    """
     chances = logits.float().softmax(dim=-1)
     probs, ids = chances.max(dim=-1)
-    ids[:, -1], probs[:, -1] = end, chances[:, -1, end]
+    no_room = torch.arange(ids.shape[1], device=ids.device) >= longest[:, None]  # (B, P)
+    ids, probs = ids.where(~no_room, end), probs.where(~no_room, chances[..., end])
     return until_the_end(ids, probs, weights, end=end, rows=rows)
 
 
 def until_the_end(ids: Tensor, probs: Tensor, weights: Tensor, *, end: int, rows: int) -> Decoded:
-    """Symbols (B, max_length + 1) of which at least the last is the end, cut at the first end."""
+    """Symbols (B, P) of which at least the last is the end, cut at the first end."""
     lengths = (ids == end).int().argmax(dim=1)
     spoken = torch.arange(ids.shape[1], device=ids.device) <= lengths[:, None]  # the end included
     confidence = probs.where(spoken, 1.0).prod(dim=1)

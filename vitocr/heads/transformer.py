@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitocr.heads.joint import DecoderHead
-from vitocr.heads.text import Decoded, TextTargets, look_loss, read_stepwise, symbol_loss, teacher_forcing
+from vitocr.heads.text import TextTargets, look_loss, symbol_logits, symbol_loss, teacher_forcing
 from vitocr.models.decoder import DecoderBlock, KeysValues, causal_mask, reset, sine_positions
 
 
@@ -45,22 +45,12 @@ class Transformer(DecoderHead):
             DecoderBlock(dim, heads, mlp_ratio=mlp_ratio, activation=activation) for _ in range(depth)
         )
         self.norm = nn.LayerNorm(dim)
-        self.logits = nn.Linear(dim, symbols + 1)
-        reset(self)
+        self.logits = symbol_logits(dim, symbols)
+        reset(self.embed)
+        reset(self.blocks)
 
     def layers(self) -> list[DecoderBlock]:
         return [block for block in self.blocks if isinstance(block, DecoderBlock)]
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, max_length + 1, symbols + 1) of reading to the full length: what is exported."""
-        reading = Reading(self, self.memory(tokens))
-        previous = torch.full((len(tokens),), self.end, device=tokens.device)
-        steps = []
-        for _ in range(self.max_length + 1):
-            logits, _ = reading.step(previous)
-            previous = logits.argmax(dim=-1)
-            steps.append(logits)
-        return torch.stack(steps, dim=1)
 
     def stream(self, given: Tensor, memory: Tensor, *, want_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """What each place of the given symbols (B, L) comes to (B, L, D), and where it looked (B, L, N)."""
@@ -86,15 +76,8 @@ class Transformer(DecoderHead):
             told["loss"] = told["loss"] + align * told["align"]
         return told
 
-    def read(self, memory: Tensor) -> Decoded:
-        return read_stepwise(
-            Reading(self, memory),
-            images=len(memory),
-            end=self.end,
-            max_length=self.max_length,
-            rows=self.grid[0],
-            like=memory,
-        )
+    def reader(self, memory: Tensor) -> "Reading":
+        return Reading(self, memory)
 
 
 class Reading:

@@ -47,7 +47,7 @@ class Training(L.LightningModule):
         self.val_sums = torch.zeros(0)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return build_optimizer(self.model, self.optim)
+        return build_optimizer(self.model, self.optim, bf16=self.compute_dtype == torch.bfloat16)
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -119,9 +119,11 @@ class MuonAdamW(torch.optim.Optimizer):
         return updates
 
 
-def build_optimizer(model: nn.Module, spec: dict[str, Any]) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, spec: dict[str, Any], *, bf16: bool) -> torch.optim.Optimizer:
     """`spec` is conf/optim/*.yaml. Muon takes the matrices inside blocks and the filters of a stem; the embedding,
-    the head and everything that is not a matrix go to AdamW, and what is not a matrix is not decayed."""
+    the head and everything that is not a matrix go to AdamW, and what is not a matrix is not decayed.
+
+    bf16: whether Newton-Schulz may run in bfloat16. It is accurate enough, but not to the last digits."""
     name = spec["name"]
     if name not in ("muon", "adamw"):
         raise UserError(f"optim.name={name}: choose muon or adamw.{did_you_mean(name, ['muon', 'adamw'])}")
@@ -145,10 +147,8 @@ def build_optimizer(model: nn.Module, spec: dict[str, Any]) -> torch.optim.Optim
         groups.append({"rule": "muon", "params": matrices} | {k: muon[k] for k in ("lr", "momentum", "weight_decay")})
     for group in groups:
         group["base_lr"] = group["lr"]  # what the schedule scales
-    # Newton-Schulz tolerates bfloat16, which is slow only on CPUs without the instructions for it.
-    fast_bf16 = matrices and (matrices[0].is_cuda or torch.cpu._is_avx512_bf16_supported())
     return MuonAdamW(
         [group for group in groups if group["params"]],
         ns_steps=spec["muon"]["ns_steps"],
-        ns_dtype=torch.bfloat16 if fast_bf16 else torch.float32,
+        ns_dtype=torch.bfloat16 if bf16 else torch.float32,
     )

@@ -200,6 +200,8 @@ def build_logger(config: dict[str, Any]) -> Any:
 
 
 def fit(trainer: L.Trainer, module: Training, feed: Feed, *, checkpoint: Path | None) -> None:
+    # Lightning would give every forked rank its share of the cores, whatever was asked for.
+    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
     try:
         trainer.fit(module, feed, ckpt_path=checkpoint, weights_only=True)
     except ProcessRaisedException as error:  # carries a forked rank's traceback as text

@@ -28,6 +28,17 @@ class Line(NamedTuple):
     extent: tuple[float, float, float, float]  # x0, y0, x1, y1 of the word, without neighbours and rules
 
 
+class Placed(NamedTuple):
+    """A mask whose top left corner stands at (x, y), the pen having started at (0, 0) on the base line. A space has an
+    empty mask and a box of its advance by the height of capitals."""
+
+    mask: Mask
+    x: int
+    y: int
+    width: int
+    height: int
+
+
 def set_line(rng: random.Random, font: Font, text: str, effects: Effects, others: list[str]) -> Line:
     """others: words to the left, right, above and below ("" for none), in the same font where it has them."""
     spacing = 0.0
@@ -35,36 +46,18 @@ def set_line(rng: random.Random, font: Font, text: str, effects: Effects, others
         spacing = CAPITAL_HEIGHT * (rng.uniform(-0.05, 0.05) if rng.random() < 0.5 else rng.uniform(0.03, 0.4))
     jitter = CAPITAL_HEIGHT * 0.07 if rng.random() < effects.jitter else 0.0
     placed = _place(rng, font, text, spacing, jitter)
-    x0, y0 = min(item[1] for item in placed), min(item[2] for item in placed)
-    x1 = max(item[1] + item[3] for item in placed)
-    y1 = max(item[2] + item[4] for item in placed)
-
-    room = [PAD, PAD, PAD, PAD]  # left, top, right, bottom
-    around: list[tuple[Mask, int, int]] = []  # a word's mask, and where it goes relative to the pen
+    word = _bounds(placed)
+    x0, y0, x1, y1 = word
+    room = [PAD, PAD, PAD, PAD]  # left, right, above, below
+    around: list[Placed] = []
     for side, other in enumerate(others):
         if other and font.has(other):
-            word, ascent = _word_mask(_place(rng, font, other, spacing, 0.0))
-            gap = int(CAPITAL_HEIGHT * rng.uniform(0.25, 0.8))
-            lead = int(max(font.line_height * rng.uniform(0.75, 1.1), 1.0))
-            height, width = word.shape
-            if side == 0:
-                word = word[:, -60:]
-                spot = (x0 - gap - word.shape[1], ascent)
-            elif side == 1:
-                word = word[:, :60]
-                spot = (x1 + gap, ascent)
-            else:
-                shift = int(rng.uniform(-0.5, 0.5) * (x1 - x0))
-                down = lead if side == 3 else -lead
-                # Neither may touch the word: a line that starts below the lowest ink, or ends above the highest.
-                top = max(ascent + down, y1 + 2) if side == 3 else min(ascent + down, y0 - 2 - height)
-                spot = (x0 + shift, top)
-            around.append((word, *spot))
-            room[(0, 2, 1, 3)[side]] = PAD + int(1.1 * CAPITAL_HEIGHT)
-    mask = np.zeros((y1 - y0 + room[1] + room[3], x1 - x0 + room[0] + room[2]), np.uint8)
-    dx, dy = room[0] - x0, room[1] - y0
-    for word, x, y in around:
-        _paste(mask, word, x + dx, y + dy)
+            around.append(_beside(rng, side, word, _place(rng, font, other, spacing, 0.0), font.line_height))
+            room[side] += int(1.1 * CAPITAL_HEIGHT)
+    mask = np.zeros((y1 - y0 + room[2] + room[3], x1 - x0 + room[0] + room[1]), np.uint8)
+    dx, dy = room[0] - x0, room[2] - y0
+    for piece in around:
+        _paste(mask, piece.mask, piece.x + dx, piece.y + dy)
     boxes = np.empty((len(placed), 4), np.float32)
     for row, (glyph, x, y, width, height) in enumerate(placed):
         _paste(mask, glyph, x + dx, y + dy)
@@ -75,11 +68,8 @@ def set_line(rng: random.Random, font: Font, text: str, effects: Effects, others
     return Line(mask, boxes, extent)
 
 
-def _place(
-    rng: random.Random, font: Font, text: str, spacing: float, jitter: float
-) -> list[tuple[Mask, int, int, int, int]]:
-    """(mask, x, y, width, height) of each character, the pen starting at (0, 0) on the base line. A space has an
-    empty mask and a box from base line to capitals."""
+def _place(rng: random.Random, font: Font, text: str, spacing: float, jitter: float) -> list[Placed]:
+    """One for each character, along the base line."""
     placed = []
     pen = 0.0
     reached = -(10**6)
@@ -88,28 +78,42 @@ def _place(
         assert glyph is not None, f"{font.file.name} was chosen for {text!r} but lacks {character!r}"
         height, width = glyph.mask.shape
         if not height:
-            width = max(1, int(glyph.advance))
-            placed.append((glyph.mask, round(pen), -CAPITAL_HEIGHT, width, CAPITAL_HEIGHT))
+            placed.append(Placed(glyph.mask, round(pen), -CAPITAL_HEIGHT, max(1, int(glyph.advance)), CAPITAL_HEIGHT))
         else:
             x = round(pen) + glyph.left
             if spacing < 0 and x < reached - 1:  # set tight, but never one letter upon another
                 pen += min(reached - 1 - x, -spacing)
                 x = round(pen) + glyph.left
             y = glyph.top + (round(rng.gauss(0, jitter)) if jitter else 0)
-            placed.append((glyph.mask, x, y, width, height))
+            placed.append(Placed(glyph.mask, x, y, width, height))
             reached = x + width
         pen += glyph.advance + spacing
     return placed
 
 
-def _word_mask(placed: list[tuple[Mask, int, int, int, int]]) -> tuple[Mask, int]:
-    """The word as a mask of its own, and its first row relative to the base line."""
-    x0, y0 = min(item[1] for item in placed), min(item[2] for item in placed)
-    x1, y1 = max(item[1] + item[3] for item in placed), max(item[2] + item[4] for item in placed)
-    mask = np.zeros((y1 - y0, x1 - x0), np.uint8)
-    for glyph, x, y, _, _ in placed:
-        _paste(mask, glyph, x - x0, y - y0)
-    return mask, y0
+def _bounds(placed: list[Placed]) -> tuple[int, int, int, int]:
+    x0, y0 = min(item.x for item in placed), min(item.y for item in placed)
+    return x0, y0, max(item.x + item.width for item in placed), max(item.y + item.height for item in placed)
+
+
+def _beside(
+    rng: random.Random, side: int, word: tuple[int, int, int, int], other: list[Placed], line_height: float
+) -> Placed:
+    """Another word as one mask, left (0) or right (1) of the word, or on the line above (2) or below (3) it."""
+    left, top, right, bottom = _bounds(other)
+    mask = np.zeros((bottom - top, right - left), np.uint8)
+    for glyph, x, y, _, _ in other:
+        _paste(mask, glyph, x - left, y - top)
+    x0, y0, x1, y1 = word
+    height, width = mask.shape
+    if side < 2:
+        gap = int(CAPITAL_HEIGHT * rng.uniform(0.25, 0.8))
+        return Placed(mask, x0 - gap - width if side == 0 else x1 + gap, top, width, height)
+    x = x0 + int(rng.uniform(-0.5, 0.5) * (x1 - x0))
+    lead = int(line_height * rng.uniform(0.75, 1.1))
+    # However narrow the lead, the lines do not touch: that would be a different text.
+    y = min(top - lead, y0 - 2 - height) if side == 2 else max(top + lead, y1 + 2)
+    return Placed(mask, x, y, width, height)
 
 
 def _paste(mask: Mask, piece: Mask, x: int, y: int) -> None:

@@ -26,7 +26,7 @@ from vitocr.data.render.spec import Effects
 Points = NDArray[np.float32]  # (..., 2)
 
 COARSE = 4  # canvas pixels between the points of the coarse grid
-MOST_ARC = 2.7  # radians: beyond, the letters at the ends would turn back under the others
+MOST_ARC = 2.5  # radians: beyond, the letters at the ends would turn back under the others
 MILD_ARC = 0.85
 LARGEST_SOURCE = 110  # pixels: heights of real crops, log-normal about a median of 34
 SMALLEST_SOURCE = 13
