@@ -164,8 +164,10 @@ def destinations(model: nn.Module, spec: dict[str, Any]) -> dict[str, tuple[str,
 @pytest.mark.parametrize("name", ["muon", "adamw"])
 def test_every_parameter_goes_somewhere_once(name: str) -> None:
     hybrid = model(stem=[[8, 2]], patch=2)
-    assert destinations(hybrid, SPEC | {"name": name}, bf16=False).keys() == dict(hybrid.named_parameters()).keys()
-    total = sum(len(group["params"]) for group in build_optimizer(hybrid, SPEC | {"name": name}, bf16=False).param_groups)
+    assert destinations(hybrid, SPEC | {"name": name}).keys() == dict(hybrid.named_parameters()).keys()
+    total = sum(
+        len(group["params"]) for group in build_optimizer(hybrid, SPEC | {"name": name}, bf16=False).param_groups
+    )
     assert total == len(list(hybrid.parameters()))
 
 
@@ -181,7 +183,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_the_filters_of_a_stem() -> No
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
 def test_vectors_positions_and_the_class_token_are_not_decayed(name: str) -> None:
-    where = destinations(model(stem=[[8, 2]], patch=2), SPEC | {"name": name}, bf16=False)
+    where = destinations(model(stem=[[8, 2]], patch=2), SPEC | {"name": name})
     for parameter, (_, decay) in where.items():
         vector = parameter.endswith((".bias", "positions", "class_token")) or ".norm" in parameter
         vector = vector or parameter == "backbone.stem.layers.1.weight"  # of a BatchNorm
