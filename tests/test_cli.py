@@ -354,11 +354,11 @@ def test_train_and_bench_get_their_words_as_they_are(monkeypatch: pytest.MonkeyP
     heard: list[list[str]] = []
     for name in ("train", "bench"):
         module = types.ModuleType(f"vitocr.{name}")
-        module.main = heard.append  # type: ignore[attr-defined]
+        module.main = lambda words, **_: heard.append(words)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, f"vitocr.{name}", module)
     run("train", "task=cifar10", "-m", "--help", "optim.lr=1e-3,2e-3")
-    run("bench", "--quick", "-x")
-    assert heard == [["task=cifar10", "-m", "--help", "optim.lr=1e-3,2e-3"], ["--quick", "-x"]]
+    run("bench", "--rounds", "2", "backbone=vit_small", "seed=1")
+    assert heard == [["task=cifar10", "-m", "--help", "optim.lr=1e-3,2e-3"], ["backbone=vit_small", "seed=1"]]
 
 
 # --- progress -------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_a_run_leaves_everything_that_design_promises(shapes: Path, tmp_path: Pa
     (folder,) = (tmp_path / "runs" / "folder").iterdir()
     names = {path.name for path in folder.iterdir()}
     assert {"config.yaml", "best.ckpt", "last.ckpt", "model.safetensors", "metrics.csv", "metrics.json",
-            "samples.png", "confusion.png"} <= names  # fmt: skip
+            "samples.png", "confusion.png", "curve.png"} <= names  # fmt: skip
     figures = json.loads((folder / "metrics.json").read_text())
     assert figures["val"]["accuracy"] > 0.9, "red circles, green squares and blue triangles are easily told apart"
     assert figures["train"]["steps"] == 30 and figures["train"]["gflops_per_second"] > 0

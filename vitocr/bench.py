@@ -164,7 +164,8 @@ def lightning_epoch(words: Sequence[str], *, steps: int) -> float:
     """Images a second of the real command, augmentation, logging and all; validation is timed apart."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        options = [*words, f"steps={steps}", "backbone.keep_patches=1", f"run_dir={run}", "save_every=1d", "logger=none"]
+        unlike_usual = ["backbone.keep_patches=1", "save_every=1d", "logger=none"]  # as the bare step is measured
+        options = [*words, f"steps={steps}", f"run_dir={run}", *unlike_usual]
         command = [sys.executable, "-c", "from vitocr.train import main; main()", *options]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

@@ -128,7 +128,7 @@ def predict(
     top_k: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
     batch_size: BatchSize = 64,
 ) -> None:
-    """Name what is in images. A file that cannot be read gets an error entry; the others are answered."""
+    """Name or read what is in images. A file that cannot be read gets an error entry; the others are answered."""
     from vitocr.data.folder import EXTENSIONS
     from vitocr.output import csv_writer, find_images, human_writer, json_writer, progress
 
@@ -136,11 +136,14 @@ def predict(
         raise UserError("Choose one of --json and --csv.")
     predictor = vitocr.load(model)
     paths = find_images(inputs, EXTENSIONS)
-    top_k = min(top_k, len(predictor.classes))
+    top_k = 1 if predictor.reads_text else min(top_k, len(predictor.classes))
     failed = 0
     with ExitStack() as stack:
         file = stack.enter_context(_open(out)) if out else sys.stdout
-        write = json_writer(file) if as_json else csv_writer(file, top_k) if as_csv else human_writer(file, paths)
+        if as_csv:
+            write = csv_writer(file, top_k=top_k, text=predictor.reads_text)
+        else:
+            write = json_writer(file) if as_json else human_writer(file, paths)
         results = predictor.stream(paths, batch_size=batch_size, top_k=top_k)
         # On a terminal the answers themselves show how far we are.
         for result in progress(results, len(paths), what="predicting", quiet=file.isatty()):

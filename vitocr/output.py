@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from vitocr.errors import UserError
-from vitocr.results import Failure, Label
+from vitocr.results import Failure, Label, Reading
 
 T = TypeVar("T")
-Writer = Callable[[Label | Failure], None]
+Result = Label | Reading | Failure
+Writer = Callable[[Result], None]
 
 
 def find_images(inputs: Iterable[str], suffixes: Iterable[str]) -> list[Path]:
@@ -42,21 +43,25 @@ def find_images(inputs: Iterable[str], suffixes: Iterable[str]) -> list[Path]:
 
 
 def json_writer(file: TextIO) -> Writer:
-    def write(result: Label | Failure) -> None:
+    def write(result: Result) -> None:
         file.write(json.dumps(result.to_dict(), ensure_ascii=False) + "\n")
         file.flush()
 
     return write
 
 
-def csv_writer(file: TextIO, top_k: int) -> Writer:
+def csv_writer(file: TextIO, *, top_k: int, text: bool) -> Writer:
+    """A row an image: its class and the next likely ones, or, with `text`, what it reads."""
     rows = csv.writer(file, lineterminator="\n")
-    ranks = [heading for k in range(2, top_k + 1) for heading in (f"name{k}", f"confidence{k}")]
-    rows.writerow(["source", "name", "confidence", *ranks, "error"])
+    ranks = [] if text else [heading for k in range(2, top_k + 1) for heading in (f"name{k}", f"confidence{k}")]
+    answers = ["text" if text else "name", "confidence", *ranks]
+    rows.writerow(["source", *answers, "error"])
 
-    def write(result: Label | Failure) -> None:
+    def write(result: Result) -> None:
         if isinstance(result, Failure):
-            rows.writerow([result.source, *[""] * (2 * top_k), result.message])
+            rows.writerow([result.source, *[""] * len(answers), result.message])
+        elif isinstance(result, Reading):
+            rows.writerow([result.source, result.text, f"{result.confidence:.6f}", ""])
         else:
             cells = [cell for name, share in result.top for cell in (name, f"{share:.6f}")]
             rows.writerow([result.source, *cells, ""])
@@ -74,7 +79,7 @@ def human_writer(file: TextIO, sources: Sequence[Path]) -> Writer:
     console = Console(file=file, highlight=False, soft_wrap=True)
     width = min(max((cell_len(str(source)) for source in sources), default=0), 60)
 
-    def write(result: Label | Failure) -> None:
+    def write(result: Result) -> None:
         source = result.source or ""
         line = Text(set_cell_size(source, width) if cell_len(source) < width else source)
         if isinstance(result, Failure):
@@ -82,8 +87,9 @@ def human_writer(file: TextIO, sources: Sequence[Path]) -> Writer:
         else:
             colour = "green" if result.confidence >= 0.9 else "yellow" if result.confidence >= 0.5 else "red"
             line.append(f"  {result.confidence:6.1%}", colour)
-            line.append(f"  {result.name}", "bold")
-            others = ", ".join(f"{name} {share:.1%}" for name, share in result.top[1:] if share >= 0.0005)
+            line.append(f"  {result.text if isinstance(result, Reading) else result.name}", "bold")
+            top = () if isinstance(result, Reading) else result.top[1:]
+            others = ", ".join(f"{name} {share:.1%}" for name, share in top if share >= 0.0005)
             if others:
                 line.append(f"  ({others})", "dim")
         console.print(line)

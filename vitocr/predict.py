@@ -1,4 +1,4 @@
-"""Images in, Labels out, in batches: `vitocr.load("model.safetensors")(["a.jpg", "b.jpg"])`.
+"""Images in, Labels or Readings out, in batches: `vitocr.load("model.safetensors")(["a.jpg", "b.jpg"])`.
 
 A predictor is the preprocessing and the model of a checkpoint, nothing else. Images are decoded and
 resized by a few threads while the model works on the batch before, and no more than two batches are
@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from vitocr.catalog import find_model
 from vitocr.checkpoint import load_model
-from vitocr.codec import codec_from_dict
+from vitocr.codec import Charset, Classes, codec_from_dict
 from vitocr.data.folder import decode_image, to_rgb
 from vitocr.errors import UserError
 from vitocr.preprocess import Preprocess
-from vitocr.results import Failure, Label
+from vitocr.results import Character, Failure, Label, Reading
 
 Picture = str | Path | Image.Image | NDArray[Any] | Tensor
 _ONE = (str, Path, Image.Image, np.ndarray, Tensor)  # anything else is a collection of them
@@ -52,9 +52,15 @@ def load(model: str | Path, device: str | torch.device | None = None) -> Predict
     return Predictor(network, description)
 
 
+Result = Label | Reading | Failure
+
+
 class Answer(NamedTuple):
+    """What the model made of one input, before it is put into words."""
+
     source: str | None
-    logits: Tensor | Failure  # (C,)
+    logits: Any  # (C,) for a class; the fields of heads.text.Decoded, one row of each, for a text; or a Failure
+    size: tuple[int, int] = (0, 0)  # height and width of the image
 
 
 class Predictor:
@@ -64,26 +70,31 @@ class Predictor:
     """
 
     def __init__(self, model: nn.Module, description: dict[str, Any]) -> None:
-        if description["kind"] != "classify":
+        if description["kind"] not in ("classify", "text"):
             raise UserError(f"This vitocr cannot use a model of kind {description['kind']!r}: upgrade vitocr.")
         self.model = model.eval()
         self.description = description
         self.preprocess = Preprocess.from_dict(description["preprocess"])
-        self.classes = codec_from_dict(description["codec"]).names
+        self.codec: Classes | Charset = codec_from_dict(description["codec"])
+        self.reads_text = description["kind"] == "text"
         self.device = next(model.parameters()).device
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        if isinstance(self.codec, Charset):
+            raise UserError("This model reads text, it does not tell classes apart.")
+        return self.codec.names
 
     @overload  # a str is also an iterable of str, hence the overlap
     def __call__(  # type: ignore[overload-overlap]
         self, inputs: str | Path | Image.Image, *, batch_size: int = ..., top_k: int = ...
-    ) -> Label: ...
+    ) -> Label | Reading: ...
     @overload  # one image or a stack of them: the number of dimensions tells, which types cannot
     def __call__(self, inputs: NDArray[Any] | Tensor, *, batch_size: int = ..., top_k: int = ...) -> Any: ...
     @overload
-    def __call__(
-        self, inputs: Iterable[Picture], *, batch_size: int = ..., top_k: int = ...
-    ) -> list[Label | Failure]: ...
+    def __call__(self, inputs: Iterable[Picture], *, batch_size: int = ..., top_k: int = ...) -> list[Result]: ...
     def __call__(self, inputs: Any, *, batch_size: int = 64, top_k: int = 5) -> Any:
-        """A Label for one image; a list for several, with a Failure where one could not be read.
+        """A Label or Reading for one image; a list for several, with a Failure where one could not be read.
 
         A single image that cannot be read raises UserError.
         """
@@ -95,10 +106,13 @@ class Predictor:
             raise UserError(result.message)
         return result
 
-    def stream(self, inputs: Iterable[Picture], *, batch_size: int = 64, top_k: int = 5) -> Iterator[Label | Failure]:
+    def stream(self, inputs: Iterable[Picture], *, batch_size: int = 64, top_k: int = 5) -> Iterator[Result]:
         """Results one by one, in the order of `inputs`, which may be endless."""
-        for source, logits in self.stream_logits(inputs, batch_size=batch_size):
-            yield logits if isinstance(logits, Failure) else self._label(source, logits, top_k)
+        for answer in self.stream_logits(inputs, batch_size=batch_size):
+            if isinstance(answer.logits, Failure):
+                yield answer.logits
+            else:
+                yield self._reading(answer) if self.reads_text else self._label(answer, top_k)
 
     def stream_logits(self, inputs: Iterable[Picture], *, batch_size: int = 64) -> Iterator[Answer]:
         """The bare output of the model for every input, for those who measure."""
@@ -106,34 +120,55 @@ class Predictor:
             raise UserError(f"batch_size={batch_size}: a batch has at least one image.")
         prepared = _in_order(self._prepare, enumerate(inputs), ahead=batch_size)
         while batch := list(islice(prepared, batch_size)):
-            readable = [pixels for _, pixels in batch if not isinstance(pixels, Failure)]
+            readable = [pixels for _, pixels, _ in batch if not isinstance(pixels, Failure)]
             rows = iter(self._forward(np.stack(readable)) if readable else ())
-            for source, pixels in batch:
-                yield Answer(source, pixels if isinstance(pixels, Failure) else next(rows))
+            for source, pixels, size in batch:
+                yield Answer(source, pixels if isinstance(pixels, Failure) else next(rows), size)
 
     def logits(self, images: NDArray[np.uint8], *, batch_size: int = 64) -> Tensor:
         """(N, H, W, 3) uint8 images of any size to (N, C) logits, on the CPU."""
         batches = (images[start : start + batch_size] for start in range(0, len(images), batch_size))
-        outputs = [self._forward(np.stack([self.preprocess(image) for image in batch])) for batch in batches]
+        outputs = [
+            torch.stack(list(self._forward(np.stack([self.preprocess(image) for image in batch])))) for batch in batches
+        ]
         return torch.cat(outputs) if outputs else torch.empty(0, len(self.classes))
 
-    def _prepare(self, numbered: tuple[int, Picture]) -> tuple[str | None, NDArray[np.float32] | Failure]:
+    def _prepare(
+        self, numbered: tuple[int, Picture]
+    ) -> tuple[str | None, NDArray[np.float32] | Failure, tuple[int, int]]:
         number, item = numbered
         source = str(item) if isinstance(item, str | Path) else None
         try:
-            return source, self.preprocess(_pixels(item))
+            image = _pixels(item)
+            return source, self.preprocess(image), image.shape[:2]
         except UserError as error:
-            return source, Failure(source or f"input {number}", str(error))
+            return source, Failure(source or f"input {number}", str(error)), (0, 0)
 
     @torch.inference_mode()
-    def _forward(self, pixels_BCHW: NDArray[np.float32]) -> Tensor:
-        logits: Tensor = self.model(torch.from_numpy(pixels_BCHW).to(self.device))  # (B, C)
+    def _forward(self, pixels_BCHW: NDArray[np.float32]) -> Iterable[Any]:
+        images = torch.from_numpy(pixels_BCHW).to(self.device)
+        if self.reads_text:
+            return zip(*(field.cpu() for field in self.model.decode(images)), strict=True)  # type: ignore[operator]
+        logits: Tensor = self.model(images)  # (B, C)
         return logits.float().cpu()
 
-    def _label(self, source: str | None, logits: Tensor, top_k: int) -> Label:
-        probs, ids = logits.softmax(dim=-1).topk(min(max(top_k, 1), len(self.classes)))
+    def _label(self, answer: Answer, top_k: int) -> Label:
+        probs, ids = answer.logits.softmax(dim=-1).topk(min(max(top_k, 1), len(self.classes)))
         top = tuple((self.classes[i], p) for i, p in zip(ids.tolist(), probs.tolist(), strict=True))
-        return Label(name=top[0][0], confidence=top[0][1], top=top, index=int(ids[0]), source=source)
+        return Label(name=top[0][0], confidence=top[0][1], top=top, index=int(ids[0]), source=answer.source)
+
+    def _reading(self, answer: Answer) -> Reading:
+        assert isinstance(self.codec, Charset)
+        ids, length, probs, confidence, where = answer.logits
+        height, width = answer.size
+        characters = tuple(
+            Character(self.codec.decode([index]), prob, (x0 * width, y0 * height, x1 * width, y1 * height))
+            for index, prob, (x0, y0, x1, y1) in zip(
+                ids[:length].tolist(), probs[:length].tolist(), where[:length].tolist(), strict=True
+            )
+        )
+        text = "".join(character.text for character in characters)
+        return Reading(text, float(confidence), characters, answer.source)
 
 
 def _pixels(item: Picture) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""What a prediction gives back: a `Label`, or a `Failure` where an input could not be read.
+"""What a prediction gives back: a `Label` or a `Reading`, or a `Failure` where an input could not be read.
 
 Frozen plain data without torch, so results can be pickled, compared and sent anywhere. A `Failure` is
 falsy: `[r for r in results if r]` keeps the answers.
@@ -27,6 +27,34 @@ class Label:
             "confidence": self.confidence,
             "index": self.index,
             "top": [{"name": name, "confidence": confidence} for name, confidence in self.top],
+        }
+
+
+@dataclass(frozen=True)
+class Character:
+    text: str
+    confidence: float  # its probability, 0 to 1
+    box: tuple[float, float, float, float]  # left, top, right, bottom in pixels of the image, where it was seen
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"text": self.text, "confidence": self.confidence, "box": list(self.box)}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The text an image was read as. `confidence` is the probability of the whole of it, 0 to 1."""
+
+    text: str
+    confidence: float
+    characters: tuple[Character, ...]
+    source: str | None = None  # the file it was read from; None for an image given in memory
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "text": self.text,
+            "confidence": self.confidence,
+            "characters": [character.to_dict() for character in self.characters],
         }
 
 

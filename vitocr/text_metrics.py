@@ -33,7 +33,7 @@ def normalise(text: str, protocol: str) -> str:
     if protocol not in _KEPT:
         raise UserError(f"There is no protocol {protocol!r}.{did_you_mean(protocol, PROTOCOLS)} Choose of {PROTOCOLS}.")
     if protocol == "36":
-        text = text.translate(_LOWER)  # not `lower`, which would make a k of the sign for kelvin
+        text = text.translate(_LOWER)  # ASCII only: `lower` makes an i of İ
     kept = _KEPT[protocol]
     return text if kept.issuperset(text) else "".join(character for character in text if character in kept)
 
@@ -120,7 +120,7 @@ def summarise_text(
     rows = np.flatnonzero(~np.isnan(judged[protocol]))
     if not len(rows):
         return summary | {"ned": None, "cer": None}
-    pairs = [(normalise(readings[row], protocol), normalise(labels[row], protocol)) for row in rows]
+    pairs = [(normalise(readings[row], protocol), normalise(labels[row], protocol)) for row in rows.tolist()]
     distances = np.array([edit_distance(*pair) for pair in pairs], dtype=np.float64)
     longer = np.array([max(map(len, pair)) for pair in pairs], dtype=np.float64)
     lengths = np.array([len(label) for _, label in pairs])

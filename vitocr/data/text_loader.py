@@ -128,6 +128,7 @@ class TextLoader(_Loader):
             batches,
             sampler=_Drawn(self.plan, self.mixture) if shuffle else self.plan,
             batch_size=None,  # `batches` makes whole ones
+            collate_fn=_as_they_are,
             num_workers=workers,
             persistent_workers=workers > 0,
             worker_init_fn=_one_thread if workers else None,
@@ -142,6 +143,11 @@ class TextLoader(_Loader):
             self.plan.position = batch.position + 1
             if batch.texts:
                 yield batch
+
+
+def _as_they_are(made: Any) -> Any:
+    """What PyTorch would do otherwise makes lists of tuples."""
+    return made
 
 
 def _unused(name: str, taken: dict[str, Any]) -> str:

@@ -27,6 +27,10 @@ class Model(nn.Module):
         """Images (B, 3, H, W) to whatever the head makes of their tokens (logits, for a class)."""
         return self.head(self.backbone(images, keep=keep, seen=seen))
 
+    def decode(self, images: Tensor, **options: Any) -> Any:
+        """What a text head reads (heads.text.Decoded)."""
+        return self.head.decode(self.backbone(images), **options)  # type: ignore[operator]
+
     def loss(self, images: Tensor, targets: Any, *, keep: float = 1.0, **options: Any) -> dict[str, Tensor]:
         """What training minimises, under "loss", and what else the head has to tell."""
         return self.head.loss(self.backbone(images, keep=keep), targets, **options)  # type: ignore[operator]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vitocr.checkpoint import atomic_write, load_model, save_model
+from vitocr.curve import draw_curves
 from vitocr.data.arrays import ImageArrays, Rows, Splits
 from vitocr.evaluate import measure
 from vitocr.metrics import confusion_matrix, summarise_classification
@@ -42,6 +43,7 @@ def report(folder: Path, splits: Splits, *, say: Callable[[str], object], starte
             f"calibration error {100 * summary['ece']:.2f}%"
         )
         pictures(folder, splits, rows, logits, labels, kept)
+    draw_curves(folder / "curve.png", {folder.name: folder / "metrics.csv"})
     description["metrics"] = metrics
     save_model(folder / "model.safetensors", model.state_dict(), description)
     provenance = description["provenance"]
@@ -59,7 +61,7 @@ def report(folder: Path, splits: Splits, *, say: Callable[[str], object], starte
         folder / "metrics.json",
         lambda path: path.write_text(json.dumps(figures, indent=2, ensure_ascii=False)),
     )
-    say(f"wrote {folder}/model.safetensors, metrics.json, samples.png, confusion.png")
+    say(f"wrote {folder}/model.safetensors, metrics.json, curve.png, samples.png, confusion.png")
     return metrics.get("val", {}).get("accuracy")
 
 

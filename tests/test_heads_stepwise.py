@@ -1,0 +1,123 @@
+"""Heads that read one character after another: what they remember between the steps changes nothing."""
+
+import pytest
+import torch
+from heads_kit import COLUMNS, DECODERS, LONGEST, SYMBOLS, head_of, shaken, some_tokens, targets_of, texts_of
+from torch import Tensor
+
+from vitocr.heads.lstm import Lstm
+from vitocr.heads.text import read_stepwise
+from vitocr.heads.transformer import Transformer
+
+TRANSFORMERS = [name for name in DECODERS if name.startswith("transformer")]
+
+
+def read_without_memory(head: Transformer, memory: Tensor) -> tuple[list[int], Tensor]:
+    """Greedy reading of one image that computes everything anew for every character."""
+    text: list[int] = []
+    confidence = torch.ones(())
+    while True:
+        x, _ = head.stream(torch.tensor([[SYMBOLS, *text]]), memory)
+        chances = head.logits(x)[0, -1].softmax(dim=0)
+        best = SYMBOLS if len(text) == LONGEST else int(chances.argmax())
+        confidence = confidence * chances[best]
+        if best == SYMBOLS:
+            return text, confidence
+        text.append(best)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_reading_with_remembered_keys_equals_reading_without(name: str) -> None:
+    for seed in range(4):
+        head, tokens = shaken(name, seed=seed), some_tokens(8, seed=seed)
+        found = head.decode(tokens)
+        with torch.no_grad():
+            for i in range(8):
+                text, confidence = read_without_memory(head, tokens[i : i + 1])
+                assert texts_of(found)[i] == text
+                torch.testing.assert_close(found.confidence[i], confidence, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_every_step_gives_the_logits_and_looks_of_the_whole_text_at_once(name: str) -> None:
+    head, memory = shaken(name), some_tokens(5)
+    given = torch.randint(0, SYMBOLS, (5, LONGEST + 1), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        x, looked = head.stream(given, memory, want_weights=True)
+        assert looked is not None
+        reader = head.reader(memory)
+        for at in range(LONGEST + 1):
+            logits, weights = reader.step(given[:, at])
+            torch.testing.assert_close(logits, head.logits(x[:, at]), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(weights, looked[:, at], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_no_character_sees_those_after_it(name: str) -> None:
+    head, memory = shaken(name), some_tokens(1)
+    given = torch.tensor([[SYMBOLS, 1, 2, 3, 4]])
+    with torch.no_grad():
+        before, _ = head.stream(given, memory)
+        after, _ = head.stream(torch.tensor([[SYMBOLS, 1, 2, 9, 9]]), memory)
+    same = (before - after).abs().amax(dim=2)[0] < 1e-6
+    assert same.tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_word_that_has_ended_costs_nothing_more(name: str) -> None:
+    """Steps work on as many images as are still being read, and stop with the longest."""
+    head, tokens = shaken(name), some_tokens(16)
+    reader, sizes = head.reader(tokens), []
+
+    class Counting:
+        def step(self, previous: Tensor) -> tuple[Tensor, Tensor]:
+            sizes.append(len(previous))
+            return reader.step(previous)
+
+        def keep(self, rows: Tensor) -> None:
+            reader.keep(rows)
+
+    with torch.no_grad():
+        found = read_stepwise(Counting(), images=16, end=SYMBOLS, max_length=LONGEST, rows=1, like=tokens)
+    lengths = found.lengths
+    assert sizes == [int((lengths >= at).sum()) for at in range(int(lengths.max()) + 1)]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_attention_on_the_image_sums_to_one(name: str) -> None:
+    head, memory = shaken(name), some_tokens(4)
+    reader = head.reader(memory)
+    previous = torch.full((4,), SYMBOLS)
+    with torch.no_grad():
+        for _ in range(5):
+            logits, weights = reader.step(previous)
+            assert weights.shape == (4, COLUMNS) and (weights >= 0).all()
+            torch.testing.assert_close(weights.sum(dim=1), torch.ones(4))
+            previous = logits.argmax(dim=1)
+
+
+def test_the_lstm_attends_as_bahdanau_wrote() -> None:
+    head, memory = shaken("lstm"), some_tokens(2)
+    assert isinstance(head, Lstm)
+    hidden = torch.randn(2, head.hidden)
+    with torch.no_grad():
+        state = head.begin(memory)._replace(hidden=hidden)
+        context, weights = head.look(state, memory, head.of_token(memory))
+        for b in range(2):
+            scores = torch.stack(
+                [head.score(torch.tanh(head.of_token(token) + head.of_state(hidden[b])))[0] for token in memory[b]]
+            )
+            torch.testing.assert_close(weights[b], scores.softmax(dim=0), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(context[b], scores.softmax(dim=0) @ memory[b], atol=1e-5, rtol=1e-5)
+
+
+def test_a_decoder_with_joint_ctc_learns_texts_that_ctc_has_no_room_for() -> None:
+    head = head_of("transformer with ctc", grid=(1, 4))
+    told = head.loss(some_tokens(2, places=4), targets_of([[1, 2, 3, 4, 5, 6], [1, 2]]))
+    assert told["infeasible"] == 0.5 and torch.isfinite(told["loss"])
+
+
+def test_sine_positions_are_no_parameters_and_not_saved() -> None:
+    head = head_of("transformer, two layers")
+    assert not any("positions" in name for name in head.state_dict())
+    assert "positions" in dict(head_of("transformer").named_parameters())
