@@ -78,7 +78,7 @@ def test_the_worst_confusions_are_listed_first_and_only_errors() -> None:
 
 def test_names_that_no_font_can_write_are_spelt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "_font_for", lambda characters: None)
-    names, fonts = report._legible(["고양이", "ねこ", "猫", "été"])
+    names, fonts = report.legible(["고양이", "ねこ", "猫", "été"])
     assert names == ["goyangi", "neko", "U+732B", "été"]
     assert fonts == ["DejaVu Sans"]
 
@@ -104,7 +104,7 @@ def test_an_installed_font_that_has_the_characters_is_used(tmp_path: Path, monke
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
     font_manager.fontManager.addfont(tmp_path / "one.ttf")
 
-    assert report._legible(["고", "cat"]) == (["고", "cat"], ["DejaVu Sans", "One Syllable"])
+    assert report.legible(["고", "cat"]) == (["고", "cat"], ["DejaVu Sans", "One Syllable"])
     images, _, _ = answers(3)
     probs = np.eye(3)
     report.draw_samples(tmp_path / "samples.png", images, [0, 0, 0], probs, ["고", "dog", "ship"])

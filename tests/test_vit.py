@@ -74,7 +74,7 @@ def test_a_size_that_does_not_divide_is_refused_with_one_that_would() -> None:
         tiny(image_size=(33, 32))
     with pytest.raises(ValueError, match=r"15x16 .*patches of 4x4"):
         tiny()(images(1, 15, 16))
-    with pytest.raises(ValueError, match=r"behind a stem of stride 4.*such as 32x32"):
+    with pytest.raises(ValueError, match=r"behind a stem of stride 4x4.*such as 32x32"):
         tiny(image_size=(34, 32), stem=[[8, 2], [8, 2]], patch=1)
 
 

@@ -89,6 +89,9 @@ def evaluate(
     from vitocr.output import percent, progress, table
 
     predictor = vitocr.load(model)
+    if predictor.reads_text:
+        evaluate_text(predictor, data or [], batch_size=batch_size, as_json=as_json)
+        return
     if not data and predictor.description["task"] != "cifar10":
         raise UserError("Say on which data: --data FOLDER (a sub-folder a class, or a CSV), or --data cifar10.")
     for name in data or ["cifar10"]:
@@ -116,6 +119,54 @@ def evaluate(
             ["class", "accuracy"],
             [[name, percent(s)] for name, s in figures["per_class"].items()],
         )
+
+
+def evaluate_text(predictor: Any, data: Sequence[str], *, batch_size: int, as_json: bool) -> None:
+    from vitocr.data.text_sources import open_source
+    from vitocr.evaluate import read_all
+    from vitocr.output import percent, progress, table
+    from vitocr.text_metrics import PROTOCOLS, protocol_for, summarise_sets
+
+    if not data:
+        raise UserError("Say on which words: --data DIR (a table of labels, an LMDB, or folders of these).")
+    protocol = protocol_for(predictor.codec.characters)
+    sets: dict[str, Any] = {}
+    for path in data:
+        source = open_source(path)
+        name, number = source.name, 1
+        while name in sets:
+            number += 1
+            name = f"{source.name}-{number}"
+        sets[name], _ = read_all(
+            predictor,
+            source,
+            protocol=protocol,
+            batch_size=batch_size,
+            watch=lambda items, total: progress(items, total, what="reading"),
+        )
+    figures = summarise_sets(sets)
+    if as_json:
+        print(json.dumps(figures, ensure_ascii=False), flush=True)
+        return
+
+    def cells(name: str, summary: Any) -> list[str]:
+        shares = [summary["accuracy"][each] for each in PROTOCOLS]
+        shown = [percent(share) if share is not None else "-" for share in shares]
+        rest = [f"{summary[key]:.4f}" if summary.get(key) is not None else "-" for key in ("ned", "cer", "ece")]
+        rate = f"{summary['words_per_second']:.0f}" if "words_per_second" in summary else ""
+        return [name, f"{summary['n']:,}" if "n" in summary else "", *shown, *rest, rate]
+
+    rows = [cells(name, summary) for name, summary in sets.items()]
+    if len(sets) > 1:
+        rows += [cells(name, figures[name]) for name in ("mean", "weighted")]
+    table(sys.stdout, ["set", "words", *PROTOCOLS, "ned", "cer", "ece", "words/s"], rows)
+    for name, summary in sets.items():
+        low, high = summary["accuracy_95"][protocol]
+        print(f"{name}: 95 % interval under protocol {protocol} {percent(low)} to {percent(high)}")
+        worst = ", ".join(f"{c['label'] or '·'} as {c['read'] or '·'} {c['count']}" for c in summary["confusions"][:10])
+        print(f"{name}: most often misread: {worst}")
+        for why in summary["broken"]:
+            print(f"skipped: {why}", file=sys.stderr)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +23,10 @@ from vitocr.data.arrays import ImageArrays, Rows, Splits
 from vitocr.errors import UserError, did_you_mean
 from vitocr.metrics import summarise_classification
 from vitocr.results import Failure
+from vitocr.text_metrics import summarise_text
 
 if TYPE_CHECKING:
+    from vitocr.data.text_rows import TextSource
     from vitocr.predict import Predictor
 
 Watch = Callable[[Iterable[Any], int], Iterable[Any]]
@@ -136,3 +138,37 @@ def _choose(splits: Splits, split: str | None) -> tuple[str, Rows]:
     if split not in there:
         raise UserError(f"{splits.name} has no split {split!r}; it has {', '.join(there)}.{did_you_mean(split, there)}")
     return split, there[split]
+
+
+def read_all(
+    predictor: Predictor,
+    source: TextSource,
+    *,
+    protocol: str,
+    batch_size: int = 64,
+    watch: Watch = lambda items, total: items,
+) -> tuple[dict[str, Any], tuple[list[NDArray[np.uint8]], list[str], list[Any]]]:
+    """The figures of a set of words, and the images, labels and readings. Rows that are broken are listed."""
+    images: list[NDArray[np.uint8]] = []
+    labels: list[str] = []
+    broken: list[str] = []
+
+    def readable() -> Iterator[NDArray[np.uint8]]:
+        for number in range(len(source)):
+            try:
+                row = source.read(number)
+            except UserError as error:
+                broken.append(str(error))
+                continue
+            images.append(row.image)
+            labels.append(row.text)
+            yield row.image
+
+    began = time.perf_counter()
+    readings = list(watch(predictor.stream(readable(), batch_size=batch_size), len(source)))
+    seconds = time.perf_counter() - began
+    texts = ["" if isinstance(reading, Failure) else reading.text for reading in readings]
+    confidences = [0.0 if isinstance(reading, Failure) else reading.confidence for reading in readings]
+    summary = summarise_text(texts, labels, confidences, protocol=protocol)
+    summary |= {"seconds": seconds, "words_per_second": len(labels) / seconds, "broken": broken}
+    return summary, (images, labels, readings)

@@ -26,7 +26,7 @@ COLUMNS, CELL = 8, 1.35  # of the sheet; inches
 
 def draw_confusion(path: str | Path, matrix: NDArray[np.int64], names: Sequence[str]) -> None:
     """Rows are true classes, columns predicted ones, in percent of the row; the worst pairs are listed."""
-    names, font = _legible(names)
+    names, font = legible(names)
     count = len(names)
     totals = matrix.sum(axis=1, keepdims=True)
     share = 100 * matrix / np.maximum(totals, 1)
@@ -94,7 +94,7 @@ def draw_samples(
 
     images: uint8 (H, W, 3) each; labels: (N,) true ids; probs: (N, C).
     """
-    names, font = _legible(names)
+    names, font = legible(names)
     labels, probs = np.asarray(labels), np.asarray(probs)
     predicted, confidence = probs.argmax(axis=1), probs.max(axis=1)
     right = predicted == labels
@@ -165,7 +165,7 @@ def _save(figure: Figure, path: str | Path) -> None:
 # --- class names in any script ------------------------------------------------------------------------
 
 
-def _legible(names: Sequence[str]) -> tuple[list[str], list[str]]:
+def legible(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """The names, and fonts that can write them; what no installed font has is spelt in Latin letters."""
     default = "DejaVu Sans"  # comes with matplotlib
     missing = frozenset("".join(names)) - _characters_of(font_manager.findfont(default))

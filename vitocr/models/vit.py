@@ -39,12 +39,14 @@ def pair(size: int | Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
-def patch_grid(image_size: tuple[int, int], patch: tuple[int, int], stride: int = 1) -> tuple[int, int]:
+def patch_grid(
+    image_size: tuple[int, int], patch: tuple[int, int], stride: tuple[int, int] = (1, 1)
+) -> tuple[int, int]:
     """Rows and columns of patches behind a stem of `stride`, or an error that says what would fit."""
-    step = tuple(side * stride for side in patch)
+    step = tuple(side * s for side, s in zip(patch, stride, strict=True))
     if any(size % s or size < s for size, s in zip(image_size, step, strict=True)):
         near = tuple(max(s, round(size / s) * s) for size, s in zip(image_size, step, strict=True))
-        stem = f" behind a stem of stride {stride}" if stride > 1 else ""
+        stem = f" behind a stem of stride {stride[0]}x{stride[1]}" if math.prod(stride) > 1 else ""
         raise ValueError(
             f"an image of {image_size[0]}x{image_size[1]} (height x width) does not divide into patches "
             f"of {patch[0]}x{patch[1]}{stem}; use another backbone.patch, "
@@ -113,16 +115,20 @@ class Block(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """3x3 convolutions, each with a width and a stride, that the image goes through before it is cut into patches."""
+    """3x3 convolutions that the image goes through before it is cut into patches.
 
-    def __init__(self, channels: int, layers_spec: Sequence[Sequence[int]]) -> None:
+    `spec`: a width and a stride each; a stride of [2, 1] halves the height alone.
+    """
+
+    def __init__(self, channels: int, spec: Sequence[tuple[int, int | Sequence[int]]]) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        self.stride = 1
-        for width, stride in layers_spec:
-            self.stride *= stride
+        self.stride = (1, 1)
+        for width, strides in spec:
+            down, across = pair(strides)
+            self.stride = (self.stride[0] * down, self.stride[1] * across)
             layers += [
-                nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False),
+                nn.Conv2d(channels, width, 3, stride=(down, across), padding=1, bias=False),
                 nn.BatchNorm2d(width),
                 nn.ReLU(inplace=True),
             ]
@@ -152,7 +158,7 @@ class ViT(nn.Module):
         drop_path: float = 0.0,
         keep_patches: float = 1.0,
         bias: bool = True,
-        stem: Sequence[Sequence[int]] = (),
+        stem: Sequence[tuple[int, int | Sequence[int]]] = (),
         channels: int = 3,
     ) -> None:
         super().__init__()
@@ -167,7 +173,7 @@ class ViT(nn.Module):
             raise ValueError(f"keep_patches={keep_patches} is a share of the patches: above 0, at most 1")
         self.keep_patches = keep_patches
         self.stem = ConvStem(channels, stem) if stem else None
-        self.stride = 1
+        self.stride = (1, 1)
         if self.stem is not None:
             channels, self.stride = self.stem.channels, self.stem.stride
         self.grid = self.grid_of(self.image_size)

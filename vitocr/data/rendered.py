@@ -1,0 +1,69 @@
+"""The renderer as a source of text rows: drawn once into a cache on disk, or anew for every row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitocr.codec import PRESETS, nfc
+from vitocr.data.render.cache import RenderCache, prerender
+from vitocr.data.render.renderer import Renderer
+from vitocr.data.render.spec import RenderSpec
+from vitocr.data.text_rows import Rendered, StoredRow, TextRow, TextSource, encode_row
+from vitocr.machine import usable_cores
+
+CROPS_PER_SECOND = 1200  # of one core, on the safe side
+SHARE_OF_BUDGET = 0.12  # that rendering may take, when the cache is made as part of a run
+ROWS_WITHOUT_BUDGET = 100_000
+
+
+class CachedRows:
+    """The crops of a render cache as rows."""
+
+    def __init__(self, cache: RenderCache) -> None:
+        self.cache, self.name = cache, "render"
+
+    def __len__(self) -> int:
+        return len(self.cache)
+
+    def read(self, row: int) -> TextRow:
+        taken = self.cache.take([row])
+        text = nfc(taken.texts[0])
+        return TextRow(taken.images[0], text, np.asarray(taken.boxes[0, : len(text)], dtype=np.float32))
+
+    def stored(self, row: int) -> StoredRow:
+        return encode_row(self.read(row))
+
+    def text(self, row: int) -> str | None:
+        return None  # looking through a million labels costs more than meeting a bad one
+
+    def fingerprint(self) -> str:
+        return f"{self.cache.fingerprint}:{len(self)}"
+
+
+def open_rendered(
+    options: Mapping[str, Any],
+    *,
+    charset: str,
+    size: tuple[int, int],
+    max_length: int,
+    budget_s: float | None,
+    say: Callable[[str], object] = print,
+) -> TextSource:
+    """`options` is conf `render:` — RenderSpec's fields, and `rows` (of an epoch; "auto" goes by the budget) and
+    `cache` (a folder; null renders every row anew)."""
+    options = dict(options)
+    rows, cache = options.pop("rows"), options.pop("cache")
+    spec = RenderSpec.from_dict(
+        {"size": size, "max_length": max_length, "charset": PRESETS.get(str(charset)), **options}
+    )
+    if rows == "auto":
+        seconds = 0.0 if budget_s is None else SHARE_OF_BUDGET * budget_s
+        rows = round(seconds * CROPS_PER_SECOND * usable_cores()) or ROWS_WITHOUT_BUDGET
+    if cache is None:
+        return Rendered(Renderer(spec), rows)
+    folder = Path(cache)
+    return CachedRows(prerender(folder, spec, rows, workers=usable_cores(), say=say))

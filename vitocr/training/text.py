@@ -1,0 +1,166 @@
+"""What is particular to reading text: its data, how a batch becomes a loss, how it is judged and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitocr.codec import open_charset
+from vitocr.data.batch_augment import eval_images, scale_and_bias
+from vitocr.data.batch_ops import COLOUR, GEOMETRIC, one_operation_each
+from vitocr.data.rendered import open_rendered
+from vitocr.data.text_loader import TextBatch, TextLoader
+from vitocr.data.text_rows import TextSource, hold_out
+from vitocr.data.text_sources import Mixture, open_mixture, open_source
+from vitocr.evaluate import read_all
+from vitocr.heads.text import TextTargets
+from vitocr.models.model import Model
+from vitocr.output import progress
+from vitocr.predict import Predictor
+from vitocr.preprocess import Preprocess
+from vitocr.text_metrics import normalise, protocol_for
+from vitocr.training.clock import parse_seconds
+
+Say = Callable[[str], object]
+RENDER = "render"  # the word in data.train that stands for the renderer
+
+
+class TextKit:
+    """A text an image."""
+
+    kind = "text"
+    counts = ("loss", "accuracy")
+
+    def __init__(self, config: dict[str, Any], *, workers: int, say: Say) -> None:
+        self.config, self.workers, self.say = config, workers, say
+        self.preprocess = Preprocess.from_dict(config["preprocess"])
+        data, seed = config["data"], config["seed"]
+        entries = [entry if isinstance(entry, dict) else {"path": entry} for entry in data["train"] or [RENDER]]
+        opened = [entry | {"path": self.open(entry["path"])} for entry in entries]
+        self.val: list[TextSource] = [self.open(path) for path in data["val"]]
+        if not self.val and data["val_size"]:
+            # Held back from the last source named, which is where people put their own words.
+            kept, held = hold_out(opened[-1]["path"], data["val_size"], seed=seed)
+            opened[-1]["path"] = kept
+            self.val = [held]
+        self.test: list[TextSource] = [self.open(path) for path in data["test"]]
+        sources = [entry["path"] for entry in opened]
+        weights = [entry["weight"] for entry in opened if entry.get("weight") is not None]
+        self.mixture: Mixture = open_mixture(
+            [source if not weights else {"path": source, "weight": weight}
+             for source, weight in zip(sources, weights or sources, strict=True)], seed=seed,
+        )  # fmt: skip
+        labels = (text for source in sources for row in range(len(source)) if (text := source.text(row)))
+        self.codec = open_charset(config["charset"], labels=labels)
+        self.protocol = config["protocol"] or protocol_for(self.codec.characters)
+        self.head_arguments = {"symbols": len(self.codec), "max_length": config["max_length"]}
+        self.sizes = {"train": len(self.mixture), "val": sum(map(len, self.val)), "test": sum(map(len, self.test))}
+        self.sizes = {name: size for name, size in self.sizes.items() if size}
+        self.data_description = {
+            "train": [source.name for source in sources],
+            "fingerprints": {source.name: source.fingerprint() for source in [*sources, *self.val]},
+        }
+        self.summary = ", ".join(f"{name} {size:,}" for name, size in self.sizes.items())
+        self.summary += f" words, {len(self.codec)} characters"
+
+    def open(self, path: Any) -> TextSource:
+        if path != RENDER:
+            return open_source(path)
+        budget = self.config["budget"]
+        return open_rendered(
+            self.config["render"],
+            charset=self.config["charset"],
+            size=self.preprocess.size,
+            max_length=self.config["max_length"],
+            budget_s=None if budget is None else parse_seconds(budget),
+            say=self.say,
+        )
+
+    def loader(self, split: str, *, train: bool, rank: int, world: int) -> TextLoader:
+        if train:
+            data: Any = self.mixture
+        else:
+            data = Mixture(self.val, None, seed=0).rows
+        return TextLoader(
+            data,
+            charset=self.codec,
+            max_length=self.config["max_length"],
+            preprocess=self.preprocess,
+            batch_size=self.config["batch_size"] if train else self.config["eval_batch_size"],
+            seed=self.config["seed"],
+            rank=rank,
+            world=world,
+            shuffle=train,
+            drop_last=train,
+            workers=self.workers,
+            max_bad_fraction=self.config["max_bad_fraction"],
+            say=self.say if rank == 0 else lambda message: None,
+        )
+
+    def prepare(
+        self, batch: TextBatch, *, dtype: torch.dtype, progress: float, epochs: float, rank: int, world: int
+    ) -> tuple[Tensor, TextTargets]:
+        images = batch.images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        share = float(self.config["augment"]["ops"])
+        if share:  # colours only: the characters must stay where their spans say they are
+            total, size = len(images) * world, len(images)
+            rng = np.random.default_rng((self.config["seed"], batch.position))
+            which = rng.integers(len(GEOMETRIC), len(GEOMETRIC) + len(COLOUR), total)
+            which[rng.random(total) >= share] = -1
+            mine = slice(rank * size, (rank + 1) * size)
+            images = one_operation_each(images, which[mine], rng.uniform(-1, 1, total)[mine])
+        scale, bias = scale_and_bias(self.preprocess.mean, self.preprocess.std, images.device)
+        images = images.mul_(scale).add_(bias).to(dtype)
+        return images, TextTargets(batch.ids, batch.lengths, batch.spans)
+
+    def loss_options(self, progress: float) -> dict[str, Any]:
+        """The alignment is told early on, until the model has found it, and then left to itself."""
+        fade = max(0.0, 1 - progress / self.config["align_until"]) if self.config["align_until"] else 0.0
+        return {"label_smoothing": self.config["label_smoothing"], "align": self.config["align"] * fade}
+
+    def judge(self, model: Model, batch: TextBatch, *, dtype: torch.dtype) -> Tensor:
+        """Sums over the words of a batch of what `counts` names, and how many words these are."""
+        images = eval_images(batch.images, self.preprocess.mean, self.preprocess.std, dtype)
+        tokens = model.backbone(images)
+        decoded = model.head.decode(tokens)  # type: ignore[operator]
+        right = 0
+        for ids, length, text in zip(decoded.ids.tolist(), decoded.lengths.tolist(), batch.texts, strict=True):
+            right += normalise(self.codec.decode(ids[:length]), self.protocol) == normalise(text, self.protocol)
+        fits = (batch.lengths <= self.config["max_length"]) & (batch.lengths > 0)
+        loss = torch.zeros((), dtype=torch.float64)
+        if fits.any():
+            longest = int(batch.lengths[fits].max())
+            targets = TextTargets(batch.ids[fits, :longest], batch.lengths[fits], batch.spans[fits, :longest])
+            loss = model.head.loss(tokens[fits], targets)["loss"].double() * len(images)  # type: ignore[operator]
+        return torch.stack([loss.cpu(), torch.tensor(right).double(), torch.tensor(len(images)).double()]).to(
+            images.device
+        )
+
+    def report(self, predictor: Predictor, folder: Path) -> dict[str, dict[str, Any]]:
+        """The figures of every test set (without any, of the validation set), and a sheet of readings."""
+        sets = {source.name: source for source in self.test or self.val}
+        figures: dict[str, dict[str, Any]] = {}
+        for number, (name, source) in enumerate(sets.items()):
+            summary, shown = read_all(
+                predictor,
+                source,
+                protocol=self.protocol,
+                watch=lambda items, total: progress(items, total, what="reading"),
+            )
+            figures["test" if self.test and len(sets) == 1 else name if self.test else "val"] = summary
+            low, high = summary["accuracy_95"][self.protocol]
+            self.say(
+                f"{name}: {100 * summary['accuracy'][self.protocol]:.2f}% of {summary['n']:,} words right "
+                f"(protocol {self.protocol}, 95% interval {100 * low:.2f} to {100 * high:.2f}), "
+                f"{summary['words_per_second']:.0f} words/s"
+            )
+            if number == 0:
+                from vitocr.reading_sheet import draw_readings
+
+                draw_readings(folder / "samples.png", *shown, protocol=self.protocol)
+        return figures
