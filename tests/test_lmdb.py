@@ -1,5 +1,6 @@
 """LMDBs as the field's archives hold them, and packing ones that can be interrupted and are checked."""
 
+import contextlib
 import io
 import multiprocessing
 import os
@@ -76,7 +77,9 @@ def silent(_: object) -> None: ...
 
 
 def equal(row: StoredRow, other: StoredRow) -> bool:
-    boxes = (row.boxes is None) == (other.boxes is None) and (row.boxes is None or np.array_equal(row.boxes, other.boxes))
+    boxes = (row.boxes is None) == (other.boxes is None) and (
+        row.boxes is None or np.array_equal(row.boxes, other.boxes)
+    )
     return row.image == other.image and row.text == other.text and boxes
 
 
@@ -102,13 +105,17 @@ def test_the_same_lmdb_opens_twice_and_by_two_names(tmp_path):
     assert [source.read(0).text for source in sources] == ["word"] * 3
 
 
+def read_and_say_who_opened(source: LmdbSource) -> tuple[str, bool]:
+    return source.read(0).text, lmdb_store._open[source.path][0] == os.getpid()
+
+
 def test_a_source_opens_its_file_anew_in_every_process(tmp_path):
     source = LmdbSource(foreign(tmp_path / "db", [(jpeg(0), b"word")]))
     assert source.read(0).text == "word"  # so that the parent has it open
     assert pickle.loads(pickle.dumps(source)).read(0).text == "word"
     for method in ("fork", "spawn"):
         with multiprocessing.get_context(method).Pool(1) as pool:
-            assert pool.map(source.text, [0]) == ["word"]
+            assert pool.map(read_and_say_who_opened, [source]) == [("word", True)]
     assert source.read(0).text == "word"
 
 
@@ -195,12 +202,13 @@ def test_packing_again_what_is_packed_only_checks_it(tmp_path):
 @pytest.mark.usefixtures("small_transactions")
 @pytest.mark.parametrize("stop_at", [None, 6])
 def test_damage_to_what_was_packed_is_found(tmp_path, stop_at):
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         pack(Memory(9, stop_at=stop_at), tmp_path / "out", say=silent)
-    except KeyboardInterrupt:
-        pass
     lmdb_store._close(os.path.realpath(tmp_path / "out"))
-    with lmdb.open(str(tmp_path / "out"), map_size=1 << 26) as environment, environment.begin(write=True) as transaction:
+    with (
+        lmdb.open(str(tmp_path / "out"), map_size=1 << 26) as environment,
+        environment.begin(write=True) as transaction,
+    ):
         transaction.put(b"label-000000002", b"other")
     with pytest.raises(UserError, match="its rows are not those packed"):
         pack(Memory(9), tmp_path / "out", say=silent)

@@ -145,7 +145,7 @@ def test_folder_csv_jsonl_and_lmdb_of_the_same_data_give_identical_batches(tmp_p
 def test_evaluation_sees_every_row_once_in_order_and_across_ranks():
     assert words(list(loader(shuffle=False, drop_last=False))) == [f"w{row}" for row in range(22)]
     ranks = [loader(shuffle=False, drop_last=False, rank=rank, world=4) for rank in range(4)]
-    assert sorted(sum((words(list(rank)) for rank in ranks), [])) == sorted(f"w{row}" for row in range(22))
+    assert sorted(words([batch for rank in ranks for batch in rank])) == sorted(f"w{row}" for row in range(22))
     assert words(list(ranks[0])) == words(list(ranks[0]))  # every pass starts anew
 
 
@@ -184,9 +184,7 @@ def test_long_texts_are_left_out_of_training_and_whole_in_evaluation_and_said_in
     said: list[str] = []
     training = loader(Words(0, texts=texts), batch_size=2, say=said.append)
     assert sorted(words(list(training))) == ["short", "word"]
-    assert said == [
-        "words: 1 of 3 labels are longer than 10 characters and are not trained on (as in 'abcdefghijkl')"
-    ]
+    assert said == ["words: 1 of 3 labels are longer than 10 characters and are not trained on (as in 'abcdefghijkl')"]
     (batch,) = loader(Words(0, texts=texts), batch_size=3, shuffle=False, say=said.append)
     assert batch.texts == tuple(texts) and batch.lengths.tolist() == [5, 12, 4] and batch.ids.shape == (3, 12)
     assert "will count as misread" in said[1]
@@ -215,7 +213,9 @@ def test_a_mixture_keeps_its_weights_when_rows_are_left_out():
 def rendered(text: str = "a-bc") -> Rendered:
     boxes = np.array([[2, 1, 6, 9], [6, 4, 8, 5], [8, 1, 14, 9], [15, 1, 20, 9]], np.float32)
     image = np.zeros((10, 20, 3), np.uint8)
-    return Rendered(lambda index: SimpleNamespace(image=image, text=text if index != 3 else "-", boxes=boxes[-len(text) :]), 40)
+    return Rendered(
+        lambda index: SimpleNamespace(image=image, text=text if index != 3 else "-", boxes=boxes[-len(text) :]), 40
+    )
 
 
 def test_boxes_become_spans_of_the_characters_that_are_kept():

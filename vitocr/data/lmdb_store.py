@@ -49,7 +49,8 @@ def _environment(path: str) -> lmdb.Environment:
 
 
 def _inode(path: str) -> int:
-    return os.stat(os.path.join(path, "data.mdb")).st_ino
+    data = os.path.join(path, "data.mdb")
+    return os.stat(data).st_ino if os.path.exists(data) else 0
 
 
 def _close(path: str) -> None:

@@ -200,7 +200,8 @@ class _Batches(Dataset[tuple[TextBatch, dict[int, str]]]):
                 except UserError as error:
                     bad[row] = str(error)
                 else:
-                    images[len(good)] = self.preprocess.fit(read.image)
+                    fits = read.image.shape[:2] == (height, width)  # arrays were made to
+                    images[len(good)] = read.image if fits else self.preprocess.fit(read.image)
                     good.append(encoded)
                     break
         return self._stack(images[: len(good)], good, part.position), bad
