@@ -46,9 +46,7 @@ def test_crop_and_flip_match_padding_cropping_and_mirroring_one_by_one():
         np.testing.assert_array_equal(got[i].numpy(), expected)
 
 
-@pytest.mark.parametrize(
-    "kind", [{"cutmix": 1.0}, {"cutmix": 0.0, "mixup": 1.0}, {"cutmix": 0.5, "erase": 0.5}]
-)
+@pytest.mark.parametrize("kind", [{"cutmix": 1.0}, {"cutmix": 0.0, "mixup": 1.0}, {"cutmix": 0.5, "erase": 0.5}])
 def test_two_ranks_together_see_what_one_process_sees(kind):
     augment, whole = BatchAugment(**kind), batch(8, position=5)
     alone = augment(whole, progress=0.0, **PLAIN)

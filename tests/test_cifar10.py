@@ -46,9 +46,7 @@ def batches() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def toronto_files() -> dict[str, bytes]:
     return {
-        name: pickle.dumps(
-            {"data": images.transpose(0, 3, 1, 2).reshape(-1, 3072), "labels": labels.tolist()}, 2
-        )
+        name: pickle.dumps({"data": images.transpose(0, 3, 1, 2).reshape(-1, 3072), "labels": labels.tolist()}, 2)
         for name, (images, labels) in batches().items()
     }
 
@@ -64,9 +62,7 @@ def make_tar(path: Path, members: dict[str, bytes]) -> bytes:
 
 
 def make_toronto_archive(path: Path) -> bytes:
-    return make_tar(
-        path, {f"{sources.TORONTO_FOLDER}/{name}": data for name, data in toronto_files().items()}
-    )
+    return make_tar(path, {f"{sources.TORONTO_FOLDER}/{name}": data for name, data in toronto_files().items()})
 
 
 def make_npm_archive(path: Path) -> bytes:
@@ -121,8 +117,7 @@ def load(tmp_path: Path, **kwargs):
 
 def is_whole(splits) -> bool:
     return all(
-        np.array_equal(part.images, ARRAYS[f"{name}_images"])
-        and np.array_equal(part.labels, ARRAYS[f"{name}_labels"])
+        np.array_equal(part.images, ARRAYS[f"{name}_images"]) and np.array_equal(part.labels, ARRAYS[f"{name}_labels"])
         for name, part in (("train", splits.train), ("test", splits.test))
     )
 
@@ -282,9 +277,7 @@ def test_a_machine_without_npm_is_told_so(tmp_path):
 
 
 def test_without_download_the_network_is_left_alone(tmp_path, toronto):
-    with pytest.raises(
-        UserError, match="torchvision's download: not tried, since downloading is switched off"
-    ):
+    with pytest.raises(UserError, match="torchvision's download: not tried, since downloading is switched off"):
         load(tmp_path, download=False)
 
 
@@ -317,9 +310,7 @@ def test_the_download_is_the_one_torchvision_knows(monkeypatch):
     assert (known.base_folder, known.filename) == (sources.TORONTO_FOLDER, sources.TORONTO_ARCHIVE)
 
 
-@pytest.mark.skipif(
-    not (REAL / "cifar10" / "train_images.npy").exists(), reason="no CIFAR-10 in data/cifar10"
-)
+@pytest.mark.skipif(not (REAL / "cifar10" / "train_images.npy").exists(), reason="no CIFAR-10 in data/cifar10")
 def test_the_real_cache_is_cifar10():
     splits = load_cifar10(REAL, download=False, val_size=5000)
     assert (len(splits.train), len(splits.val), len(splits.test)) == (45_000, 5_000, 10_000)

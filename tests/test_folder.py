@@ -51,9 +51,7 @@ def test_images_are_found_at_any_depth_by_any_case_of_extension_and_nothing_else
     assert set(splits.train.paths) == {
         "cats/00.png", "cats/deep/er/A.JPG", "cats/b.JPEG", "dogs/00.png", "dogs/c.WebP",
     }  # fmt: skip
-    assert any("'empty'" in note for note in splits.notes) and any(
-        "1 images" in note for note in splits.notes
-    )
+    assert any("'empty'" in note for note in splits.notes) and any("1 images" in note for note in splits.notes)
 
 
 def test_links_are_followed_but_not_round_in_circles(tmp_path):
@@ -83,9 +81,7 @@ def test_a_share_of_each_class_is_held_out_and_always_the_same(tmp_path):
 def test_a_class_of_one_image_is_kept_for_training(tmp_path):
     pets(tmp_path, each=1)
     splits = scan_folder(tmp_path, val_fraction=0.5)
-    assert (
-        len(splits.train) == 2 and splits.val is None and "no class has an image to spare" in splits.notes[0]
-    )
+    assert len(splits.train) == 2 and splits.val is None and "no class has an image to spare" in splits.notes[0]
 
 
 def test_split_folders_are_respected(tmp_path):

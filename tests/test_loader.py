@@ -152,9 +152,7 @@ def test_arrays_can_be_augmented_one_by_one_as_well(files):
 def test_a_row_is_augmented_anew_in_every_epoch(files):
     loader = make("files", files, batch_size=22)
     first, second = (next(iter(loader)) for _ in range(2))
-    assert not torch.equal(
-        first.images[first.targets.argsort()].frac(), second.images[second.targets.argsort()].frac()
-    )
+    assert not torch.equal(first.images[first.targets.argsort()].frac(), second.images[second.targets.argsort()].frac())
 
 
 def test_the_order_is_a_pure_function_of_its_arguments():
@@ -220,16 +218,12 @@ def test_a_missing_image_is_treated_like_an_unreadable_one(files):
 
 @both_kinds
 def test_a_batch_larger_than_the_data_is_refused_with_a_size_that_fits(kind, files):
-    with pytest.raises(
-        UserError, match="has 22 images, fewer than one batch of 128: set batch_size to 22 or"
-    ):
+    with pytest.raises(UserError, match="has 22 images, fewer than one batch of 128: set batch_size to 22 or"):
         make(kind, files, batch_size=128)
 
 
 def test_a_batch_that_cannot_be_shared_out_is_refused():
-    with pytest.raises(
-        UserError, match="batch_size=5 counts the images of all 2 processes: make it a multiple of 2"
-    ):
+    with pytest.raises(UserError, match="batch_size=5 counts the images of all 2 processes: make it a multiple of 2"):
         ArrayLoader(arrays(), batch_size=5, world=2)
 
 

@@ -64,6 +64,14 @@ def test_devices_given_to_a_single_trainer_make_it_parallel() -> None:
     assert make_plan(CPU | {"strategy": "single", "devices": 2}, batch_size=128).strategy.startswith("ddp")
 
 
+def test_a_model_is_sharded_over_gpus_or_else_over_cpu_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(AUTO | {"strategy": "fsdp"}, batch_size=128)
+    assert (plan.accelerator, plan.devices, plan.strategy) == ("cpu", 2, "fsdp")
+    pretend(monkeypatch, cores=16, gpus=4)
+    plan = make_plan(AUTO | {"strategy": "fsdp"}, batch_size=128)
+    assert (plan.accelerator, plan.devices, plan.strategy) == ("gpu", 4, "fsdp")
+
+
 @pytest.mark.parametrize(("bf16", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
 def test_precision_is_what_the_cpu_is_fast_in(monkeypatch: pytest.MonkeyPatch, bf16: bool, precision: str) -> None:
     pretend(monkeypatch, cores=2, bf16=bf16)
@@ -93,7 +101,6 @@ def test_a_sweep_over_two_devices_a_job_is_refused() -> None:
         ({"precision": "bf16-mixd"}, "precision=bf16-mixd: choose one of .*Did you mean 'bf16-mixed'?"),
         ({"accelerator": "gpu"}, "torch sees no GPU on this machine; use trainer=auto or trainer=cpu"),
         ({"accelerator": "cppu"}, "accelerator=cppu: choose auto, cpu or gpu. Did you mean 'cpu'?"),
-        ({"strategy": "fsdp"}, "trainer=fsdp .*on a CPU use trainer=ddp"),
         ({"strategy": "dpp"}, "strategy=dpp: choose one of .*Did you mean 'ddp'?"),
         ({"devices": 0}, "devices=0: give auto or a number from 1 up"),
         ({"threads": 0}, "threads=0: give auto or a number from 1 up"),

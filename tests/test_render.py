@@ -201,6 +201,14 @@ def test_words_are_as_long_and_as_capital_as_on_signs() -> None:
     assert len(set(texts)) > 0.8 * len(texts)
 
 
+def test_the_fingerprint_tells_renderers_apart_that_make_other_crops(renderer: Renderer, tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("Xylophon", encoding="utf-8")
+    own = Renderer(RenderSpec(seed=3, words=(str(words),)))
+    assert Renderer(RenderSpec(seed=3)).fingerprint == renderer.fingerprint
+    assert len({renderer.fingerprint, own.fingerprint, Renderer(RenderSpec(seed=4)).fingerprint}) == 3
+
+
 def test_a_spec_survives_plain_json() -> None:
     spec = RenderSpec(seed=7, fonts=("a",), charset=None, effects=Effects(blur=0.1))
     assert RenderSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec

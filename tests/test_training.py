@@ -45,14 +45,14 @@ def assert_same_weights(one: Path, other: Path) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def kill_after_first_checkpoint(words: list[str], cwd: Path, run_dir: Path) -> int:
+def kill_after_first_checkpoint(words: list[str], cwd: Path, run_dir: Path, *, later_s: float = 0.3) -> int:
     """Start a run, `kill -9` it some time behind its first checkpoint, return the step it had saved."""
     process = start(words, cwd)
     give_up = time.monotonic() + 120
     while not (run_dir / "last.ckpt").exists():
         assert process.poll() is None and time.monotonic() < give_up, process.communicate()[0]
         time.sleep(0.01)
-    time.sleep(0.3)
+    time.sleep(later_s)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     return torch.load(run_dir / "last.ckpt", weights_only=True)["global_step"]

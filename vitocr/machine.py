@@ -28,7 +28,7 @@ PRECISIONS = ["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run uses the machine; `strategy` and `precision` are Lightning's names."""
+    """How a run uses the machine; `strategy` (but for "fsdp", which is ours) and `precision` are Lightning's names."""
 
     accelerator: str
     devices: int
@@ -105,8 +105,6 @@ def make_plan(spec: dict[str, Any], *, batch_size: int, sweep: bool = False) -> 
         raise UserError(
             f"trainer.strategy={strategy}: choose one of {', '.join(STRATEGIES)}.{did_you_mean(strategy, STRATEGIES)}"
         )
-    if strategy == "fsdp" and accelerator == "cpu":
-        raise UserError("trainer=fsdp shards a model over GPUs and torch sees none here; on a CPU use trainer=ddp")
     cores = usable_cores()
     threads = spec["threads"]
     devices = spec["devices"]

@@ -94,6 +94,11 @@ class Averager(L.Callback):
     def on_train_start(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]
         if not self.average:
             self.average = {name: value.detach().clone() for name, value in module.model.state_dict().items()}
+        elif module.device_mesh is not None:  # trainer=fsdp: whole in the file, in shards here
+            from vitocr.training.sharded import like
+
+            weights = module.model.state_dict()
+            self.average = {name: like(value, weights[name]) for name, value in self.average.items()}
         self.average = {name: value.to(module.device) for name, value in self.average.items()}
 
     @torch.no_grad()
@@ -120,6 +125,10 @@ class Averager(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, module: Training, checkpoint: dict[str, Any]) -> None:  # type: ignore[override]
         checkpoint["ema"] = self.average
+        if module.device_mesh is not None:
+            from vitocr.training.sharded import whole
+
+            checkpoint["ema"] = whole(self.average)
 
     def on_load_checkpoint(self, trainer: L.Trainer, module: Training, checkpoint: dict[str, Any]) -> None:  # type: ignore[override]
         self.average = {name: value.clone() for name, value in checkpoint.get("ema", {}).items()}

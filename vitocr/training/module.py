@@ -46,6 +46,12 @@ class Training(L.LightningModule):
         self.told: dict[str, Tensor] = {"loss": torch.zeros(())}  # of the last training step
         self.val_sums = torch.zeros(0)
 
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:  # trainer=fsdp
+            from vitocr.training.sharded import shard
+
+            shard(self, self.device_mesh["data_parallel"])
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(self.model, self.optim, bf16=self.compute_dtype == torch.bfloat16)
 

@@ -5,6 +5,7 @@ singular values near one, found by a few Newton-Schulz steps. At equal time it r
 CIFAR-10 what AdamW needed four for; it costs a few per cent of a step. Ours differs from
 `torch.optim.Muon` in two ways that make it cheaper: matrices of one shape are orthogonalised together,
 and under data parallelism every rank does its share of them and the ranks exchange the results.
+Of a sharded model (trainer=fsdp) every rank keeps its rows of them.
 """
 
 from collections import defaultdict
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from vitocr.errors import UserError, did_you_mean
@@ -89,13 +91,19 @@ class MuonAdamW(torch.optim.Optimizer):
         gradients = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        whole = [matrix.full_tensor() if isinstance(matrix, DTensor) else matrix for matrix in nesterov]
         # A convolution's filters (out, in, kh, kw) are a matrix too: one row a filter.
-        updates = self.orthogonalise_together([matrix.flatten(1) for matrix in nesterov])
+        updates = self.orthogonalise_together([matrix.flatten(1) for matrix in whole])
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         for p, update in zip(params, updates, strict=True):
             # Keeps the size of the change to the layer's output alike for wide and tall matrices.
             rows, columns = update.shape
-            p.add_(update.view_as(p), alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+            update = update.view(p.shape)
+            if isinstance(p, DTensor):
+                from vitocr.training.sharded import like
+
+                update = like(update, p)
+            p.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
     def orthogonalise_together(self, matrices: list[Tensor]) -> list[Tensor]:
         by_shape: dict[torch.Size, list[int]] = defaultdict(list)

@@ -14,6 +14,7 @@ import lightning as L
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import get_method, instantiate
+from lightning.pytorch.strategies import Strategy
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from vitocr import machine
@@ -130,6 +131,9 @@ def build_trainer(
         seed=config["seed"],
         batches_per_epoch=batches,
     )
+    # Counted now: forked ranks would each do it again, and of a sharded model a rank sees a part.
+    shares = {1.0, getattr(model.backbone, "keep_patches", 1.0)}
+    flops = {keep: training_flops(model, preprocess.size, keep) for keep in shares}
     timekeeper = Timekeeper(
         clock, sync_every=1 if plan.accelerator == "cpu" else 10, last_checkpoint=folder / "last.ckpt"
     )
@@ -140,7 +144,7 @@ def build_trainer(
         batch_size=config["batch_size"],
         batches_per_epoch=batches,
         every_steps=config["log_every_steps"],
-        flops_per_image=lambda keep: training_flops(model, preprocess.size, keep),
+        flops_per_image=flops.__getitem__,
         last_images=(len(splits.val or ()), len(splits.test or ())),
     )
     keeper = Keeper(
@@ -154,7 +158,7 @@ def build_trainer(
     trainer = L.Trainer(
         accelerator=plan.accelerator,
         devices=plan.devices,
-        strategy=plan.strategy,
+        strategy=build_strategy(plan),
         precision=plan.precision,  # type: ignore[arg-type]
         logger=build_logger(config),
         callbacks=[timekeeper, *averager, recorder, keeper],  # the clock moves before anyone reads it
@@ -173,6 +177,14 @@ def build_trainer(
         log_every_n_steps=10**9,  # the Recorder logs
     )
     return trainer, module, feed
+
+
+def build_strategy(plan: machine.Plan) -> str | Strategy:
+    if plan.strategy != "fsdp":
+        return plan.strategy
+    from vitocr.training.sharded import Sharded
+
+    return Sharded(plan.devices)
 
 
 def build_augments(config: dict[str, Any], preprocess: Preprocess) -> tuple[BatchAugment, Augment | None]:

@@ -110,7 +110,7 @@ def prerender(
     shards = -(-count // shard)
     missing = [number for number in range(shards) if not _is_complete(folder, number)]
     if missing:
-        _render_shards(folder, spec, cifar10, missing, shard, workers or os.cpu_count() or 1, say)
+        _render_shards(folder, spec, cifar10, missing, shard, workers or _cores(), say)
     say(f"{shards * shard:,} rendered crops are in {folder}")
     return RenderCache(folder)
 
@@ -144,6 +144,11 @@ def _render_shards(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _cores() -> int:
+    """Those this process may use, which can be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _renderer: Renderer | None = None

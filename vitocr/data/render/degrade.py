@@ -19,6 +19,9 @@ def degrade(
 ) -> NDArray[np.uint8]:
     """float32 (h, w, 3) at the camera's resolution -> uint8 (*final, 3)."""
     height, width = picture.shape[:2]
+    if rng.random() < effects.bloom:
+        bright = np.maximum(picture - 130, 0)
+        picture += cv2.GaussianBlur(bright, (9, 9), 2.5 * height / final[0]) * np.float32(rng.uniform(0.4, 1.5))
     if rng.random() < effects.blur:
         # The larger share is hardly blurred; a few are nearly lost. Small canvases are soft by being enlarged.
         sigma = min(0.15 + abs(rng.gauss(0, 0.6)), 1.8) * (0.4 + 0.6 * height / final[0])

@@ -42,12 +42,18 @@ class Effects:
     edge: float = 0.14  # the border of the sign runs through the crop
     light: float = 0.55  # uneven light
     occlude: float = 0.05
-    blur: float = 0.7
+    bloom: float = 0.05  # bright parts shine over their edges, as lit signs at night
+    blur: float = 0.85
     motion: float = 0.06
     noise: float = 0.6
     low_resolution: float = 0.9  # sizes drawn as those of real crops; without, everything is sharp
     jpeg: float = 0.4
     sharpen: float = 0.12
+
+    @classmethod
+    def mild(cls) -> Effects:
+        """Fewer hard crops: a model that is trained for minutes only gets further on these."""
+        return cls(blur=0.5, low_resolution=0.7, noise=0.4, neighbours=0.25, photo=0.15, curve=0.15)
 
     @classmethod
     def none(cls) -> Effects:
@@ -60,9 +66,10 @@ class RenderSpec:
     whatever width the crop's own proportions ask for (at most four times `width`).
 
     fonts, grounds: folders of more font files and of photographs. words: text files, a word a line, that
-    `own_words` of all crops take their text from. charset: labels are made of these characters alone; with a
-    space in it, some crops hold several words. korean: the share of Korean text (needs a font that has it). blank: the
-    share of crops with nothing to read, whose text is empty.
+    `own_words` of all crops take their text from. charset: crops show these characters alone (a model that ignores
+    case should still see both cases: leave that to its codec); with a space in it, some crops hold several words.
+    korean: the share of Korean text (needs a font that has it). blank: the share of crops with nothing to read, whose
+    text is empty.
     """
 
     size: tuple[int, int] = (32, 128)

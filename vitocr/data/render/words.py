@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import random
 import unicodedata
+import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -90,6 +91,7 @@ class WordSource:
             (0.045, invented.nonsense),
         )
         self._cumulative = list(accumulate(share for share, _ in self._kinds))
+        self.fingerprint = zlib.crc32("\n".join(self._own).encode())
 
     def draw(self, rng: random.Random) -> str:
         """A text, NFC, of at least one character."""
