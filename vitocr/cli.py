@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import vitocr
+from vitocr import cli_data
 from vitocr.errors import UserError
 
 app = typer.Typer(
@@ -27,6 +28,8 @@ app = typer.Typer(
 PASSED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 }
+
+app.add_typer(cli_data.app, name="data")
 
 ModelName = Annotated[
     str,

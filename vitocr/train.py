@@ -129,19 +129,17 @@ def train(config: dict[str, Any], *, folder: Path, checkpoint: Path | None, swee
 
     from vitocr.training import setup
 
-    splits = setup.load_data(config, say=say)
+    kit = setup.open_kit(config, plan=plan, say=say)
     L.seed_everything(config["seed"], verbose=False)
-    model, description = setup.build(config, splits, plan=plan)
+    model, description = setup.build(config, kit, plan=plan)
     parameters = sum(p.numel() for p in model.parameters())
-    say(f"{setup.name_of(config['backbone'])}, {parameters / 1e6:.2f} M parameters, {splits_line(splits)}")
-    batches = len(splits.train) // config["batch_size"]
+    say(f"{setup.name_of(config['backbone'])}, {parameters / 1e6:.2f} M parameters, {kit.summary}")
+    batches = kit.sizes["train"] // config["batch_size"]
     steps = config["steps"] or (config["epochs"] and round(config["epochs"] * batches))
     budget_s = None if config["budget"] is None else parse_seconds(config["budget"])
     clock = Clock(steps=steps, budget_s=budget_s, started=STARTED if not sweep else time.monotonic())
 
-    trainer, module, feed = setup.build_trainer(
-        config, splits, model, description, clock=clock, plan=plan, folder=folder, say=say
-    )
+    trainer, module, feed = setup.build_trainer(config, kit, model, description, clock=clock, plan=plan, folder=folder)
     if first:
         write_config(config, folder)
     os.environ["VITOCR_RUN_DIR"] = str(folder)
@@ -157,7 +155,7 @@ def train(config: dict[str, Any], *, folder: Path, checkpoint: Path | None, swee
     torch.set_num_threads(machine.usable_cores())
     from vitocr.training.report import report  # matplotlib only now
 
-    return report(folder, splits, say=say, started=STARTED)
+    return report(folder, kit, say=say, started=STARTED)
 
 
 def settle_length(config: dict[str, Any], typed: list[str]) -> None:
@@ -207,10 +205,3 @@ def describe_plan(plan: Any) -> str:
     each = f"{plan.devices} x " if plan.devices > 1 else ""
     threads = f"CPU with {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.accelerator == "cpu" else "GPU"
     return f"{each}{threads}, {plan.precision}"
-
-
-def splits_line(splits: Any) -> str:
-    parts = [
-        f"{name} {len(rows):,}" for name in ("train", "val", "test") if (rows := getattr(splits, name)) is not None
-    ]
-    return ", ".join(parts) + f" images, {len(splits.classes)} classes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from vitocr.codec import PRESETS, nfc
 from vitocr.data.render.cache import RenderCache, prerender
 from vitocr.data.render.renderer import Renderer
-from vitocr.data.render.spec import RenderSpec
+from vitocr.data.render.spec import Effects, RenderSpec
 from vitocr.data.text_rows import Rendered, StoredRow, TextRow, TextSource, encode_row
 from vitocr.machine import usable_cores
 
@@ -56,10 +57,12 @@ def open_rendered(
     """`options` is conf `render:` — RenderSpec's fields, and `rows` (of an epoch; "auto" goes by the budget) and
     `cache` (a folder; null renders every row anew)."""
     options = dict(options)
+    if options.get("effects") == "mild":
+        options["effects"] = asdict(Effects.mild())
+    # A set of one case is drawn in both: the codec folds them, the world does not.
+    drawn = PRESETS["62"] if str(charset) == "36" else PRESETS.get(str(charset))
     rows, cache = options.pop("rows"), options.pop("cache")
-    spec = RenderSpec.from_dict(
-        {"size": size, "max_length": max_length, "charset": PRESETS.get(str(charset)), **options}
-    )
+    spec = RenderSpec.from_dict({"size": size, "max_length": max_length, "charset": drawn, **options})
     if rows == "auto":
         seconds = 0.0 if budget_s is None else SHARE_OF_BUDGET * budget_s
         rows = round(seconds * CROPS_PER_SECOND * usable_cores()) or ROWS_WITHOUT_BUDGET

@@ -40,7 +40,7 @@ class ClassifyKit:
     """One class an image."""
 
     kind = "classify"
-    counts = ("loss", "accuracy")  # what validation reports, each a mean over images
+    counts: tuple[str, ...] = ("loss", "accuracy")  # what validation reports, each a mean over images
 
     def __init__(self, config: dict[str, Any], *, workers: int, say: Say) -> None:
         self.config, self.workers, self.say = config, workers, say

@@ -1,15 +1,47 @@
-"""From splits to the batches Lightning asks for: this rank's rows, from where training stands."""
+"""The batches Lightning asks for: this rank's rows, from where training stands; and what a kit is."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning as L
+import torch
+from torch import Tensor
 
-from vitocr.data.arrays import ImageArrays, PathRows, Splits
-from vitocr.data.loader import ArrayLoader, Augment, Batch, FileLoader
+from vitocr.models.model import Model
 from vitocr.preprocess import Preprocess
 
-Loader = ArrayLoader | FileLoader
+if TYPE_CHECKING:
+    from vitocr.predict import Predictor
+
+
+class Kit(Protocol):
+    """What differs between the tasks: `ClassifyKit` and `TextKit` are the two there are."""
+
+    kind: str
+    counts: tuple[str, ...]  # what validation reports, each a mean over images; "accuracy" decides which is best
+    config: dict[str, Any]
+    preprocess: Preprocess
+    codec: Any
+    head_arguments: dict[str, Any]
+    sizes: dict[str, int]  # rows of each split there is
+    data_description: dict[str, Any]
+    summary: str  # of the data, for a person
+
+    def loader(self, split: str, *, train: bool, rank: int, world: int) -> Any: ...
+
+    def prepare(self, batch: Any, *, dtype: torch.dtype, **when_and_who: Any) -> tuple[Tensor, Any]:
+        """Images for the model, and targets for its head. `when_and_who`: progress, epochs, rank, world."""
+
+    def loss_options(self, progress: float) -> dict[str, Any]: ...
+
+    def judge(self, model: Model, batch: Any, *, dtype: torch.dtype) -> Tensor:
+        """Sums over the images of a batch of what `counts` names, and how many images these are."""
+
+    def report(self, predictor: Predictor, folder: Path) -> dict[str, dict[str, Any]]:
+        """Figures by split, and the pictures in `folder`."""
 
 
 class Endless:
@@ -19,60 +51,28 @@ class Endless:
     has no half-finished epoch to take up again.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Any) -> None:
         self.loader = loader
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         while True:
             yield from self.loader
 
 
 class Feed(L.LightningDataModule):
-    def __init__(
-        self,
-        splits: Splits,
-        *,
-        preprocess: Preprocess,
-        batch_size: int,
-        eval_batch_size: int,
-        seed: int,
-        workers: int,
-        augment: Augment | None,
-        max_bad_fraction: float,
-        say: Callable[[str], object],
-    ) -> None:
-        """batch_size: images of a training batch, all ranks together. augment: per image, for files."""
+    def __init__(self, kit: Kit) -> None:
         super().__init__()
-        self.splits, self.preprocess, self.augment = splits, preprocess, augment
-        self.batch_size, self.eval_batch_size, self.seed = batch_size, eval_batch_size, seed
-        self.workers, self.max_bad_fraction, self.say = workers, max_bad_fraction, say
+        self.kit = kit
 
-    def loader(self, rows: ImageArrays | PathRows, *, train: bool) -> Loader:
-        where: dict[str, Any] = {"rank": 0, "world": 1}
-        if self.trainer is not None:
-            where = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
-        where |= {"seed": self.seed, "shuffle": train, "drop_last": train}
-        where["batch_size"] = self.batch_size if train else self.eval_batch_size
-        if isinstance(rows, ImageArrays) and not (train and self.augment):
-            return ArrayLoader(rows, **where)
-        return FileLoader(
-            rows,
-            preprocess=self.preprocess,
-            augment=self.augment if train else None,
-            workers=self.workers,
-            max_bad_fraction=self.max_bad_fraction,
-            say=self.say,
-            **where,
-        )
+    def loader(self, split: str, *, train: bool) -> Any:
+        assert self.trainer is not None
+        return self.kit.loader(split, train=train, rank=self.trainer.global_rank, world=self.trainer.world_size)
 
     def train_dataloader(self) -> Endless:
-        loader = self.loader(self.splits.train, train=True)
-        if self.trainer is not None:  # a resumed run goes on behind its last batch
-            loader.set_position(self.trainer.global_step)
+        loader = self.loader("train", train=True)
+        assert self.trainer is not None
+        loader.set_position(self.trainer.global_step)  # a resumed run goes on behind its last batch
         return Endless(loader)
 
-    def val_dataloader(self) -> list[Loader]:
-        return [] if self.splits.val is None else [self.loader(self.splits.val, train=False)]
-
-    def batches_per_epoch(self) -> int:
-        return len(self.splits.train) // self.batch_size
+    def val_dataloader(self) -> list[Any]:
+        return [self.loader("val", train=False)] if "val" in self.kit.sizes else []

@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vitocr.data.loader import Batch
 from vitocr.models.model import Model
 from vitocr.training.clock import Clock, learning_rate_factor
+from vitocr.training.feed import Kit
 from vitocr.training.optim import build_optimizer
-from vitocr.training.tasks import ClassifyTask
 
 
 class Recipe(NamedTuple):
@@ -30,7 +29,7 @@ class Training(L.LightningModule):
     def __init__(
         self,
         model: Model,
-        task: ClassifyTask,
+        kit: Kit,
         *,
         description: dict[str, Any],
         optim: dict[str, Any],
@@ -40,7 +39,7 @@ class Training(L.LightningModule):
         batches_per_epoch: int,
     ) -> None:
         super().__init__()
-        self.model, self.task = model, task
+        self.model, self.kit = model, kit
         self.description, self.optim, self.recipe = description, optim, recipe
         self.clock, self.seed, self.batches_per_epoch = clock, seed, batches_per_epoch
         self.told: dict[str, Tensor] = {"loss": torch.zeros(())}  # of the last training step
@@ -70,15 +69,15 @@ class Training(L.LightningModule):
         done = self.clock.progress
         return self.global_step / self.batches_per_epoch / done if done > 0.02 else 0.0
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         factor = learning_rate_factor(self.clock.progress, **self.optim["schedule"])
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = group["base_lr"] * factor
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         rank, world = self.global_rank, self.trainer.world_size
         torch.manual_seed(hash((self.seed, batch.position, rank)) % 2**63)  # a hash of ints is the same everywhere
-        images, targets = self.task.prepare(
+        images, targets = self.kit.prepare(
             batch,
             dtype=self.compute_dtype,
             progress=self.clock.progress,
@@ -86,20 +85,20 @@ class Training(L.LightningModule):
             rank=rank,
             world=world,
         )
-        told = self.model.loss(images, targets, keep=self.keep(), **self.task.loss_options())
+        told = self.model.loss(images, targets, keep=self.keep(), **self.kit.loss_options(self.clock.progress))
         self.told = self.told | {name: value.detach() for name, value in told.items()}
         return told["loss"]
 
     def on_validation_epoch_start(self) -> None:
-        self.val_sums = torch.zeros(len(self.task.counts) + 1, dtype=torch.float64, device=self.device)
+        self.val_sums = torch.zeros(len(self.kit.counts) + 1, dtype=torch.float64, device=self.device)
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.val_sums += self.task.judge(self.model, batch, dtype=self.compute_dtype)
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.val_sums += self.kit.judge(self.model, batch, dtype=self.compute_dtype)
 
     def on_validation_epoch_end(self) -> None:
         # Summed over ranks before dividing: their shares of a split need not be equal.
         if self.trainer.world_size > 1:
             dist.all_reduce(self.val_sums)
         *sums, count = self.val_sums.tolist()
-        for name, total in zip(self.task.counts, sums, strict=True):
+        for name, total in zip(self.kit.counts, sums, strict=True):
             self.log(f"val_{name}", total / count)

@@ -1,93 +1,70 @@
-"""From a configuration to the parts of a run: data, model and its description, Lightning's trainer."""
+"""From a configuration to the parts of a run: the task's kit, the model and its description, Lightning's trainer."""
 
-import inspect
+from __future__ import annotations
+
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import get_method, instantiate
+from hydra.utils import instantiate
 from lightning.pytorch.strategies import Strategy
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from vitocr import machine
-from vitocr.codec import Classes
-from vitocr.data.arrays import PathRows, Rows, Splits
-from vitocr.data.batch_augment import BatchAugment
-from vitocr.data.loader import Augment
-from vitocr.data.memory import load_arrays
 from vitocr.description import describe
 from vitocr.errors import UserError
 from vitocr.models.flops import training_flops
 from vitocr.models.model import Model, build_model
-from vitocr.preprocess import Preprocess
 from vitocr.training.callbacks import AtomicCheckpointIO, Averager, Keeper, Recorder, Timekeeper
 from vitocr.training.clock import Clock, parse_seconds
 from vitocr.training.display import Display
-from vitocr.training.feed import Feed
+from vitocr.training.feed import Feed, Kit
 from vitocr.training.module import Recipe, Training
-from vitocr.training.tasks import ClassifyTask
 
 Say = Callable[[str], object]
 
 
-def load_data(config: dict[str, Any], *, say: Say) -> Splits:
-    """`data._target_` names a function that returns Splits; the rest of `data:` are its arguments."""
-    # Called here rather than by Hydra, which would wrap our errors in its own.
-    arguments = {name: value for name, value in config["data"].items() if name != "_target_"}
-    source = get_method(config["data"]["_target_"])
-    if "say" in inspect.signature(source).parameters:
-        arguments["say"] = say
-    splits: Splits = source(**arguments)
-    for note in splits.notes:
-        say(note)
-    if config["augment"]["kind"] == "image":
-        return splits
+def open_kit(config: dict[str, Any], *, plan: machine.Plan, say: Say) -> Kit:
+    """All that training needs to know of the task: its data, its codec, its loss, its judging."""
+    if config["kind"] == "classify":
+        from vitocr.training.classify import ClassifyKit
 
-    def in_memory(rows: Rows | None) -> Rows | None:
-        """Batches are augmented out of memory, so files are decoded first."""
-        if not isinstance(rows, PathRows):
-            return rows
-        return load_arrays(
-            rows,
-            preprocess=Preprocess.from_dict(config["preprocess"]),
-            max_bad_fraction=config["max_bad_fraction"],
-            say=say,
-        )
+        return ClassifyKit(config, workers=plan.workers, say=say)
+    if config["kind"] == "text":
+        from vitocr.training.text import TextKit
 
-    train = in_memory(splits.train)
-    assert train is not None
-    return replace(splits, train=train, val=in_memory(splits.val))
+        return TextKit(config, workers=plan.workers, say=say)
+    raise UserError(f"kind={config['kind']}: a task is of kind classify or text")
 
 
 def name_of(part: dict[str, Any]) -> str:
     return str(part["_target_"]).rpartition(".")[2]
 
 
-def build(config: dict[str, Any], splits: Splits, *, plan: machine.Plan) -> tuple[Model, dict[str, Any]]:
-    codec = Classes(splits.classes)
-    preprocess = Preprocess.from_dict(config["preprocess"])
+def build(config: dict[str, Any], kit: Kit, *, plan: machine.Plan) -> tuple[Model, dict[str, Any]]:
+    """The untrained model, and the description that its checkpoints will carry."""
     spec = {
-        "image_size": list(preprocess.size),
+        "image_size": list(kit.preprocess.size),
         "backbone": config["backbone"],
-        "head": config["head"] | {"classes": len(codec)},
+        "head": config["head"] | kit.head_arguments,
     }
     description = describe(
         task=config["name"],
-        kind="classify",
+        kind=kit.kind,
         model=spec,
-        codec=codec.to_dict(),
-        preprocess=preprocess.to_dict(),
+        codec=kit.codec.to_dict(),
+        preprocess=kit.preprocess.to_dict(),
         provenance={
             "config": config,
-            "data": {"name": splits.name, "fingerprints": dict(splits.fingerprints)},
+            "data": kit.data_description,
             "git": git_revision(),
             "hardware": {
                 "cpu": cpu_name(),
@@ -102,28 +79,14 @@ def build(config: dict[str, Any], splits: Splits, *, plan: machine.Plan) -> tupl
 
 
 def build_trainer(
-    config: dict[str, Any], splits: Splits, model: Model, description: dict[str, Any], *,
-    clock: Clock, plan: machine.Plan, folder: Path, say: Say,
+    config: dict[str, Any], kit: Kit, model: Model, description: dict[str, Any], *,
+    clock: Clock, plan: machine.Plan, folder: Path,
 ) -> tuple[L.Trainer, Training, Feed]:  # fmt: skip
-    preprocess = Preprocess.from_dict(config["preprocess"])
-    augment, image_augment = build_augments(config, preprocess)
-    feed = Feed(
-        splits,
-        preprocess=preprocess,
-        batch_size=config["batch_size"],
-        eval_batch_size=500,
-        seed=config["seed"],
-        workers=plan.workers,
-        augment=image_augment,
-        max_bad_fraction=config["max_bad_fraction"],
-        say=say,
-    )
-    batches = feed.batches_per_epoch()
+    batches = kit.sizes["train"] // config["batch_size"]
+    validates = "val" in kit.sizes
     module = Training(
         model,
-        ClassifyTask(
-            augment, mean=list(preprocess.mean), std=list(preprocess.std), label_smoothing=config["label_smoothing"]
-        ),
+        kit,
         description=description,
         optim=config["optim"],
         recipe=Recipe(**{name: config[name] for name in Recipe._fields}),
@@ -133,7 +96,7 @@ def build_trainer(
     )
     # Counted now: forked ranks would each do it again, and of a sharded model a rank sees a part.
     shares = {1.0, getattr(model.backbone, "keep_patches", 1.0)}
-    flops = {keep: training_flops(model, preprocess.size, keep) for keep in shares}
+    flops = {keep: training_flops(model, kit.preprocess.size, keep) for keep in shares}
     timekeeper = Timekeeper(
         clock, sync_every=1 if plan.accelerator == "cpu" else 10, last_checkpoint=folder / "last.ckpt"
     )
@@ -145,7 +108,7 @@ def build_trainer(
         batches_per_epoch=batches,
         every_steps=config["log_every_steps"],
         flops_per_image=flops.__getitem__,
-        last_images=(len(splits.val or ()), len(splits.test or ())),
+        last_images=(kit.sizes.get("val", 0), kit.sizes.get("test", 0)),
     )
     keeper = Keeper(
         folder,
@@ -165,9 +128,9 @@ def build_trainer(
         plugins=[AtomicCheckpointIO()],
         max_epochs=-1,
         max_steps=clock.steps if clock.steps is not None else -1,
-        val_check_interval=max(1, round(batches * config["val_every"])) if splits.val is not None else None,
-        check_val_every_n_epoch=None if splits.val is not None else 1,
-        limit_val_batches=None if splits.val is not None else 0,
+        val_check_interval=max(1, round(batches * config["val_every"])) if validates else None,
+        check_val_every_n_epoch=None if validates else 1,
+        limit_val_batches=None if validates else 0,
         gradient_clip_val=config["clip"] or None,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -176,7 +139,7 @@ def build_trainer(
         use_distributed_sampler=False,  # the loaders know their rank
         log_every_n_steps=10**9,  # the Recorder logs
     )
-    return trainer, module, feed
+    return trainer, module, Feed(kit)
 
 
 def build_strategy(plan: machine.Plan) -> str | Strategy:
@@ -185,18 +148,6 @@ def build_strategy(plan: machine.Plan) -> str | Strategy:
     from vitocr.training.sharded import Sharded
 
     return Sharded(plan.devices)
-
-
-def build_augments(config: dict[str, Any], preprocess: Preprocess) -> tuple[BatchAugment, Augment | None]:
-    """What is done to a batch, and, with `augment.kind=image`, to every image before (in the loader's workers)."""
-    spec = config["augment"]
-    known = {field.name for field in fields(BatchAugment)}
-    batch = BatchAugment(**{name: value for name, value in spec.items() if name in known}, seed=config["seed"])
-    if spec["kind"] != "image":
-        return batch, None
-    from vitocr.data.augment import build_augment
-
-    return batch, build_augment(spec["transforms"], size=preprocess.size, mean=preprocess.mean, std=preprocess.std)
 
 
 def build_logger(config: dict[str, Any]) -> Any:

@@ -34,7 +34,7 @@ class TextKit:
     """A text an image."""
 
     kind = "text"
-    counts = ("loss", "accuracy")
+    counts: tuple[str, ...] = ("loss", "accuracy")
 
     def __init__(self, config: dict[str, Any], *, workers: int, say: Say) -> None:
         self.config, self.workers, self.say = config, workers, say
@@ -103,8 +103,9 @@ class TextKit:
         )
 
     def prepare(
-        self, batch: TextBatch, *, dtype: torch.dtype, progress: float, epochs: float, rank: int, world: int
+        self, batch: TextBatch, *, dtype: torch.dtype, rank: int, world: int, **when: Any
     ) -> tuple[Tensor, TextTargets]:
+        """Images (B, 3, h, w) and what they say; nothing here depends on `when` (progress, epochs)."""
         images = batch.images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         share = float(self.config["augment"]["ops"])
         if share:  # colours only: the characters must stay where their spans say they are
