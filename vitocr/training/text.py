@@ -102,10 +102,9 @@ class TextKit:
             say=self.say if rank == 0 else lambda message: None,
         )
 
-    def prepare(
-        self, batch: TextBatch, *, dtype: torch.dtype, rank: int, world: int, **when: Any
-    ) -> tuple[Tensor, TextTargets]:
-        """Images (B, 3, h, w) and what they say; nothing here depends on `when` (progress, epochs)."""
+    def prepare(self, batch: TextBatch, *, dtype: torch.dtype, **when_and_who: Any) -> tuple[Tensor, TextTargets]:
+        """Images (B, 3, h, w) and what they say; `when_and_who`: rank, world, and more that this does not need."""
+        rank, world = when_and_who["rank"], when_and_who["world"]
         images = batch.images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         share = float(self.config["augment"]["ops"])
         if share:  # colours only: the characters must stay where their spans say they are
