@@ -155,7 +155,8 @@ def test_spaces_come_only_when_the_charset_has_one() -> None:
 def test_words_of_the_users_own_are_used(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("Xylophon\nQuagga\n", encoding="utf-8")
     renderer = Renderer(RenderSpec(words=(str(tmp_path / "words.txt"),), own_words=1.0, effects=PLAIN))
-    assert {renderer(index).text for index in range(30)} == {"Xylophon", "Quagga"}
+    # In a font that has capitals alone, capitals is what the picture shows.
+    assert {renderer(index).text.lower() for index in range(30)} == {"xylophon", "quagga"}
     with pytest.raises(UserError, match=r"absent\.txt"):
         Renderer(RenderSpec(words=(str(tmp_path / "absent.txt"),)))
 
@@ -164,7 +165,7 @@ def test_a_text_is_nfc_even_when_its_source_is_not(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text(unicodedata.normalize("NFD", "café\nnaïve\n"), encoding="utf-8")
     renderer = Renderer(RenderSpec(words=(str(tmp_path / "words.txt"),), own_words=1.0, charset=None, effects=PLAIN))
     for index in range(10):
-        assert renderer(index).text in {"café", "naïve"}
+        assert renderer(index).text.lower() in {"café", "naïve"}
 
 
 def test_blank_crops_have_no_text_and_no_ink() -> None:
