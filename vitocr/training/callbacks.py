@@ -46,6 +46,9 @@ class Timekeeper(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if os.getpid() != self.launcher_pid:
             die_with_parent()  # a forked rank must not train on alone when the command is killed
+            # The first call after a fork makes torch's thread pool anew. Left to chance, two threads may do so at
+            # once, and one then aborts the rank with "Invalid thread pool".
+            torch.set_num_threads(torch.get_num_threads())
 
     def agree(self, module: Training) -> float:
         """The first rank's seconds, and whether any rank's loss went astray, in one exchange."""
