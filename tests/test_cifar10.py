@@ -283,7 +283,7 @@ def test_without_download_the_network_is_left_alone(tmp_path, toronto):
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "data").write_text("a file")
-    with pytest.raises(UserError, match=r"Cannot write to .*data.* set data.dir"):
+    with pytest.raises(UserError, match=r"Cannot write to .*data.* set data.data_dir"):
         load(tmp_path)
 
 

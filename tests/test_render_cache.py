@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vitocr.data.render import Renderer, RenderSpec
-from vitocr.data.render.cache import RenderCache, columns_of, prerender
+from vitocr.data.render.cache import RenderCache, prerender
 from vitocr.errors import UserError
 
 SPEC = RenderSpec(size=(16, 64), seed=11)
@@ -62,11 +62,3 @@ def test_crops_of_other_settings_are_not_mixed_in(folder: Path) -> None:
         prerender(folder, RenderSpec(shape="natural"), 20)
     with pytest.raises(UserError, match="no folder of rendered crops"):
         RenderCache(folder / "absent")
-
-
-def test_columns_belong_to_the_character_above_them() -> None:
-    boxes = np.array([[0, 0, 30, 9], [40, 0, 60, 9], [58, 0, 80, 9], [np.nan] * 4])
-    assert columns_of(boxes, width=80, columns=8).tolist() == [0, 0, 0, -1, 1, 1, 2, 2]
-    assert columns_of(boxes[:0], width=80, columns=4).tolist() == [-1] * 4
-    narrow = np.array([[13.0, 0, 14, 9]])
-    assert columns_of(narrow, width=80, columns=8).tolist() == [-1, 0, -1, -1, -1, -1, -1, -1]

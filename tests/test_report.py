@@ -67,6 +67,7 @@ def test_the_confusion_matrix_is_drawn_for_few_and_many_classes(tmp_path: Path, 
 def test_an_empty_row_of_the_matrix_is_no_division_by_zero(tmp_path: Path) -> None:
     with np.errstate(all="raise"):
         report.draw_confusion(tmp_path / "confusion.png", np.zeros((3, 3), np.int64), NAMES)
+    assert (tmp_path / "confusion.png").stat().st_size > 0
 
 
 def test_the_worst_confusions_are_listed_first_and_only_errors() -> None:

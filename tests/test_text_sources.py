@@ -1,7 +1,6 @@
 """Text data from tables, arrays and folders of them: the same rows whatever they are kept in, and clear complaints."""
 
 import json
-import pickle
 import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ import pytest
 from PIL import Image
 
 from vitocr.data.commands import look_at, pack_data
-from vitocr.data.text_arrays import write_arrays
 from vitocr.data.text_rows import Concat, Rendered, Subset, TextRow, hold_out
 from vitocr.data.text_sources import Mixture, open_mixture, open_source
 from vitocr.errors import UserError
@@ -180,37 +178,9 @@ def rows(count: int, start: int = 0) -> list[TextRow]:
     ]
 
 
-def test_arrays_give_back_the_rows_they_were_written_from(tmp_path):
-    source = write_arrays(rows(5), tmp_path, count=5, size=(4, 6), about={"renderer": "x"})
-    assert [source.read(i).text for i in range(5)] == ["00", "01", "02", "03", "04"]
-    assert source.read(2).boxes is None and source.read(3).boxes.tolist() == rows(5)[3].boxes.tolist()
-    assert (source.read(3).image == 3).all() and source.about == {"renderer": "x"}
-    assert same(open_source(tmp_path), source) and same(pickle.loads(pickle.dumps(source)), source)
-    assert len(pickle.dumps(source)) < 2000  # a worker maps the arrays, it does not copy them
-    assert same(pack_data([tmp_path], tmp_path / "lmdb", say=lambda _: None), source)
-
-
-def test_arrays_that_end_before_their_count_are_cut_to_what_is_there(tmp_path):
-    write_arrays(rows(3), tmp_path, count=1000, size=(4, 6), about={})
-    source = open_source(tmp_path)
-    assert len(source) == 3 and (source.read(2).image == 2).all()
-    assert (tmp_path / "images.npy").stat().st_size == 128 + 3 * 4 * 6 * 3
-
-
-def test_unfinished_arrays_are_not_taken_for_finished_ones(tmp_path):
-    def breaks_off():
-        yield from rows(2)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_arrays(breaks_off(), tmp_path, count=5, size=(4, 6), about={})
-    with pytest.raises(UserError, match="not written to its end"):
-        open_source(tmp_path)
-
-
 def test_folders_of_sources_are_one_source_in_the_order_of_their_names(tmp_path):
-    write_arrays(rows(2, 10), tmp_path / "b", count=2, size=(4, 6), about={})
-    write_arrays(rows(3), tmp_path / "a/deep", count=3, size=(4, 6), about={})
+    crops(tmp_path / "b", ["10", "11"])
+    crops(tmp_path / "a/deep", ["00", "01", "02"])
     crops(tmp_path / "c", ["word"])
     pack_data([tmp_path / "c"], tmp_path / "d", say=lambda _: None)
     source = open_source(tmp_path)
@@ -218,7 +188,8 @@ def test_folders_of_sources_are_one_source_in_the_order_of_their_names(tmp_path)
 
 
 def test_a_held_out_part_is_the_same_every_time_and_shares_nothing_with_the_rest(tmp_path):
-    source = write_arrays(rows(20), tmp_path, count=20, size=(4, 6), about={})
+    crops(tmp_path, [f"{n:02}" for n in range(20)])
+    source = open_source(tmp_path)
     kept, held = hold_out(source, 5, seed=1)
     texts = [[part.text(i) for i in range(len(part))] for part in (kept, held)]
     assert len(held) == 5 and sorted(texts[0] + texts[1]) == [f"{n:02}" for n in range(20)]

@@ -23,5 +23,5 @@ class BadFiles:
             shown = "\n".join(f"  {line}" for line in list(self.why.values())[:5])
             raise UserError(
                 f"{len(self.why)} of {self.total} images cannot be read, more than the {self.limit} that are "
-                f"put up with:\n{shown}\nRepair or remove them, or raise data.max_bad_fraction."
+                f"put up with:\n{shown}\nRepair or remove them, or raise max_bad_fraction."
             )

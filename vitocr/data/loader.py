@@ -105,7 +105,7 @@ class BatchPlan:
                 yield Slice(epoch * len(self) + index, epoch, rows, start, stop)
 
 
-class _Loader:
+class PositionedLoader:
     """What both loaders say about their plan, which is a part of them and not their base for a reason:
     PyTorch ends worker processes in time only if its sampler (the plan) does not refer back to the loader.
     """
@@ -132,7 +132,7 @@ class _Loader:
         self.set_position(state["position"])
 
 
-class ArrayLoader(_Loader):
+class ArrayLoader(PositionedLoader):
     """Batches of uint8 images out of memory (or a memory map): one gather each, no worker processes."""
 
     def __init__(
@@ -158,7 +158,7 @@ class ArrayLoader(_Loader):
             yield Batch(self.images.index_select(0, rows), self.targets.index_select(0, rows), part.position)
 
 
-class FileLoader(_Loader):
+class FileLoader(PositionedLoader):
     """Batches of images that are augmented and normalised one by one, out of files (or out of memory).
 
     augment: the training transform; without it, images go through `preprocess` (evaluation).
@@ -193,7 +193,7 @@ class FileLoader(_Loader):
             batch_size=None,  # `source` makes whole batches, as it replaces a bad file from the same batch
             num_workers=workers,
             persistent_workers=workers > 0,
-            worker_init_fn=_one_thread if workers else None,
+            worker_init_fn=one_thread if workers else None,
         )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -243,7 +243,7 @@ class _Source(Dataset[tuple[Batch, dict[int, str]]]):
         return self.augment(image, seed)
 
 
-def _one_thread(_worker: int) -> None:
+def one_thread(_worker: int) -> None:
     """Workers are the parallelism: a pool of OpenCV threads in each would fight over the same cores."""
     with contextlib.suppress(ImportError):  # evaluation works without OpenCV
         import cv2

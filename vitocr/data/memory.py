@@ -34,7 +34,7 @@ def load_arrays(
         raise UserError(
             f"{len(rows)} images of {height} x {width} pixels take {needed / 1e9:.1f} GB of memory, more "
             f"than the {max_bytes / 1e9:.1f} GB they may: use augment=light, which reads the files anew in "
-            "every epoch, or a smaller image_size."
+            "every epoch, or a smaller preprocess.size."
         )
     images = np.empty((len(rows), height, width, 3), np.uint8)
 

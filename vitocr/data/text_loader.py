@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitocr.codec import Charset, TextReport
 from vitocr.data.bad_files import BadFiles
-from vitocr.data.loader import BatchPlan, Slice, _Loader, _one_thread
+from vitocr.data.loader import BatchPlan, PositionedLoader, Slice, one_thread
 from vitocr.data.text_rows import Concat, Subset, TextRow, TextSource
 from vitocr.data.text_sources import Mixture
 from vitocr.errors import UserError
@@ -80,7 +80,7 @@ def spans_of(boxes: NDArray[np.float32], *, size: tuple[int, int], preprocess: P
     return edges.clip(0, 1).astype(np.float32)
 
 
-class TextLoader(_Loader):
+class TextLoader(PositionedLoader):
     """Training (`shuffle`) draws from a `Mixture`; evaluation goes through a source from first to last.
 
     A broken row is named once and counted. In training the next readable row of the same global batch takes its
@@ -131,7 +131,7 @@ class TextLoader(_Loader):
             collate_fn=_as_they_are,
             num_workers=workers,
             persistent_workers=workers > 0,
-            worker_init_fn=_one_thread if workers else None,
+            worker_init_fn=one_thread if workers else None,
         )
 
     def __iter__(self) -> Iterator[TextBatch]:

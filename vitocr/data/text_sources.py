@@ -1,6 +1,6 @@
 """Finding text data by its path, and mixing several sources by weight.
 
-`open_source` knows by what is there: a table of labels, an LMDB, arrays; or a folder with any number of these at
+`open_source` knows by what is there: a table of labels, an LMDB; or a folder with any number of these at
 any depth, as archives of LMDBs unpack, which is read as one source in the order of their names.
 
 In an epoch of a mixture each source gives exactly its share, and goes through its own rows in shuffled cycles, each
@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitocr.data.lmdb_store import LmdbSource
-from vitocr.data.text_arrays import ArraySource
 from vitocr.data.text_rows import Concat, TextSource
 from vitocr.data.text_table import TABLES, TableSource
 from vitocr.errors import UserError, did_you_mean
@@ -45,8 +44,6 @@ def open_source(path: str | Path) -> TextSource:
 def _below(folder: Path) -> Iterator[TextSource]:
     if (folder / "data.mdb").is_file():
         yield LmdbSource(folder)
-    elif (folder / "images.npy").is_file():
-        yield ArraySource(folder)
     elif tables := [folder / name for name in TABLES if (folder / name).is_file()]:
         if len(tables) > 1:
             names = " and ".join(table.name for table in tables)

@@ -1,14 +1,11 @@
 """How much arithmetic a training step is: multiplications and additions of its matrix products."""
 
-from functools import cache
-
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 
-@cache
 def training_flops(model: nn.Module, size: tuple[int, int], keep: float = 1.0) -> float:
     """Per image, forward and backward, as torch counts them; element-wise work is not counted."""
     extra = {} if keep == 1.0 else {"keep": keep}

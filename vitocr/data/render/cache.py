@@ -205,25 +205,3 @@ def _read_about(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is no folder of rendered crops ({ABOUT}: {error}). `vitocr data render` makes one."
         ) from error
-
-
-def columns_of(boxes: NDArray, *, width: int, columns: int) -> NDArray[np.int16]:
-    """Which character stands over each of `columns` equal columns of a crop `width` pixels wide; -1 for none.
-
-    boxes (n, 4), rows of NaN allowed at the end. Where two boxes overlap (slanted letters), the nearer middle wins.
-    """
-    boxes = np.asarray(boxes, np.float32)
-    boxes = boxes[~np.isnan(boxes[:, 0])]
-    owner = np.full(columns, -1, np.int16)
-    if not len(boxes):
-        return owner
-    middles = (np.arange(columns) + 0.5) * (width / columns)
-    half = 0.5 * width / columns  # a letter narrower than a column still owns the one its middle is in
-    x0, x1 = boxes[:, 0], boxes[:, 2]
-    centre = (x0 + x1) / 2
-    reach = np.maximum((x1 - x0) / 2, half)
-    distance = np.abs(middles[:, None] - centre) / reach  # (columns, n): below 1 is inside
-    nearest = distance.argmin(1)
-    inside = distance[np.arange(columns), nearest] <= 1
-    owner[inside] = nearest[inside]
-    return owner
