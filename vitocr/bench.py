@@ -31,6 +31,7 @@ from vitocr.errors import UserError
 from vitocr.heads.classify import ClassTargets
 from vitocr.models.flops import training_flops
 from vitocr.models.model import Model, build_model
+from vitocr.training.exchange import SharedMemory, wrap
 from vitocr.training.optim import build_optimizer
 
 Work = Callable[[int, int], tuple[Callable[[], object], float]]  # (rank, world) -> (one step, what it does)
@@ -53,15 +54,19 @@ class Losses(nn.Module):
         return self.model.loss(images, targets, label_smoothing=0.1)
 
 
-def our_step(config: dict[str, Any]) -> Work:
+def our_step(config: dict[str, Any], *, ranks: int) -> Work:
     """Forward, loss, backward, clipping and optimiser of the configured model; counts images."""
+
+    with torch.device("meta"):  # computes nothing: the parent of forked ranks must not
+        weights = sum(p.nbytes for p in build_model(spec_of(config)).parameters())
+    memory = SharedMemory(ranks=ranks, largest=weights)
 
     def work(rank: int, world: int) -> tuple[Callable[[], object], float]:
         model = build_model(spec_of(config))
         images, targets = synthetic(config, config["batch_size"] // world)
         losses: nn.Module = Losses(model)
-        wrapped = DistributedDataParallel(losses) if world > 1 else losses
-        optimizer = build_optimizer(model, config["optim"], bf16=machine.cpu_has_bf16())
+        wrapped = wrap(losses, memory) if world > 1 else losses
+        optimizer = build_optimizer(model, config["optim"], bf16=machine.cpu_has_bf16(), gather=memory.gather)
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=machine.cpu_has_bf16())
 
         def step() -> None:
@@ -199,7 +204,7 @@ def main(
     whole = {"ranks": 1, "threads": cores}
     contenders: dict[str, Callable[[], float]] = {
         "bf16 matmul, GFLOP/s": lambda: max(measure(matmul, **ranks, seconds=1), measure(matmul, **whole, seconds=1)),
-        "ours": lambda: measure(our_step(config), **ranks, seconds=seconds),
+        "ours": lambda: measure(our_step(config, ranks=plan.devices), **ranks, seconds=seconds),
         "timm fp32": lambda: measure(timm_step(config, bf16=False), **whole, seconds=seconds),
         "timm bf16": lambda: measure(timm_step(config, bf16=True), **whole, seconds=seconds),
         "timm bf16, a rank a core": lambda: measure(

@@ -68,16 +68,37 @@ def survey(source: TextSource, charset: Charset, *, max_length: int) -> Survey:
 def spans_of(boxes: NDArray[np.float32], *, size: tuple[int, int], preprocess: Preprocess) -> NDArray[np.float32]:
     """Boxes (n, 4) in pixels of an image of `size` (height, width) to (n, 2): left and right edge as shares of the
     width, once `preprocess` has brought the image to its own size."""
-    height, width = preprocess.size
-    edges = boxes[:, [0, 2]] / size[1]  # shares of the width as it was
-    ratios = (width / size[1], height / size[0])
+    return edges_of(boxes[:, [0, 2]], axis=1, size=size, preprocess=preprocess)
+
+
+def edges_of(
+    pixels: NDArray[np.float32], *, axis: int, size: tuple[int, int], preprocess: Preprocess
+) -> NDArray[np.float32]:
+    """Where pixels along `axis` (0 down, 1 across) of an image end up, as shares of its new height or width."""
+    edges = pixels / size[axis]
+    ratios = [new / old for new, old in zip(preprocess.size, size, strict=True)]
+    length = preprocess.size[axis]
     if preprocess.resize == "crop":
-        shown = width / max(ratios) / size[1]
+        shown = length / max(ratios) / size[axis]
         edges = (edges - (1 - shown) / 2) / shown
     elif preprocess.resize == "pad":
-        inner = max(1, round(size[1] * min(ratios)))
-        edges = (edges * inner + (width - inner) // 2) / width
+        inner = max(1, round(size[axis] * min(ratios)))
+        edges = (edges * inner + (length - inner) // 2) / length
     return edges.clip(0, 1).astype(np.float32)
+
+
+def fit_row(row: TextRow, preprocess: Preprocess) -> TextRow:
+    """The row with its image at the model's size, and its boxes moved along."""
+    size = (row.image.shape[0], row.image.shape[1])
+    if size == preprocess.size:
+        return row
+    boxes = row.boxes
+    if boxes is not None:
+        boxes = boxes.copy()
+        for axis, edges in ((1, [0, 2]), (0, [1, 3])):
+            moved = edges_of(boxes[:, edges], axis=axis, size=size, preprocess=preprocess)
+            boxes[:, edges] = moved * preprocess.size[axis]
+    return TextRow(preprocess.fit(row.image), row.text, boxes)
 
 
 class TextLoader(PositionedLoader):
@@ -195,13 +216,12 @@ class _Batches(Dataset[tuple[TextBatch, dict[int, str]]]):
             for offset in range(stand_ins):
                 row = int(part.rows[(slot + offset) % len(part.rows)])
                 try:
-                    read = self.rows.read(row)
+                    read = fit_row(self.rows.read(row), self.preprocess)
                     encoded = self._encode(read, row)
                 except UserError as error:
                     bad[row] = str(error)
                 else:
-                    fits = read.image.shape[:2] == (height, width)  # arrays were made to
-                    images[len(good)] = read.image if fits else self.preprocess.fit(read.image)
+                    images[len(good)] = read.image
                     good.append(encoded)
                     break
         return self._stack(images[: len(good)], good, part.position), bad

@@ -173,6 +173,40 @@ def hold_out(source: TextSource, rows: int, *, seed: int) -> tuple[Subset, Subse
     return Subset(source, kept), Subset(source, held, name=f"{source.name} (held out)")
 
 
+class Kept:
+    """A source that remembers its rows once they were read, brought to the size of the model. The real words
+    people have are few beside rendered ones, and come round again and again.
+
+    most_bytes: of images; rows beyond are read anew every time.
+    """
+
+    def __init__(self, source: TextSource, fit: Callable[[TextRow], TextRow], *, most_bytes: int = 2**30) -> None:
+        self.source, self.name, self.fit = source, source.name, fit
+        self.kept: dict[int, TextRow] = {}
+        self.free = most_bytes
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, row: int) -> TextRow:
+        kept = self.kept.get(row)
+        if kept is None:
+            kept = self.fit(self.source.read(row))
+            if kept.image.nbytes <= self.free:
+                self.free -= kept.image.nbytes
+                self.kept[row] = kept
+        return kept
+
+    def stored(self, row: int) -> StoredRow:
+        return self.source.stored(row)
+
+    def text(self, row: int) -> str | None:
+        return self.source.text(row)
+
+    def fingerprint(self) -> str:
+        return self.source.fingerprint()
+
+
 class Rendered:
     """Rows made when they are asked for: `render(index)` gives an object with image, text and boxes.
 

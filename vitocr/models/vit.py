@@ -79,9 +79,11 @@ class Block(nn.Module):
         norm: str,
         drop_path: float,
         bias: bool,
+        norm_affine: bool,
     ) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.norm1 = nn.LayerNorm(dim, elementwise_affine=norm_affine)
+        self.norm2 = nn.LayerNorm(dim, elementwise_affine=norm_affine)
         self.attention = Attention(dim, heads, bias)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), activation, bias)
         self.pre_norm = norm == "pre"
@@ -158,6 +160,7 @@ class ViT(nn.Module):
         drop_path: float = 0.0,
         keep_patches: float = 1.0,
         bias: bool = True,
+        norm_affine: bool = True,
         stem: Sequence[tuple[int, int | Sequence[int]]] = (),
         channels: int = 3,
     ) -> None:
@@ -183,7 +186,16 @@ class ViT(nn.Module):
         self.class_token = nn.Parameter(torch.empty(1, 1, dim)) if class_token else None
         rates = [drop_path * i / max(1, depth - 1) for i in range(depth)]  # deeper blocks are skipped more
         self.blocks = nn.ModuleList(
-            Block(dim, heads, mlp_ratio=mlp_ratio, activation=activation, norm=norm, drop_path=rate, bias=bias)
+            Block(
+                dim,
+                heads,
+                mlp_ratio=mlp_ratio,
+                activation=activation,
+                norm=norm,
+                drop_path=rate,
+                bias=bias,
+                norm_affine=norm_affine,
+            )
             for rate in rates
         )
         self.norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()  # post-norm blocks end normalised

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitocr.models.model import Model
 from vitocr.training.clock import Clock, learning_rate_factor
+from vitocr.training.exchange import ForkedDDP, gather_by_socket
 from vitocr.training.feed import Kit
 from vitocr.training.optim import build_optimizer
 
@@ -52,7 +53,9 @@ class Training(L.LightningModule):
             shard(self, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return build_optimizer(self.model, self.optim, bf16=self.compute_dtype == torch.bfloat16)
+        strategy = self.trainer.strategy
+        gather = strategy.memory.gather if isinstance(strategy, ForkedDDP) else gather_by_socket
+        return build_optimizer(self.model, self.optim, bf16=self.compute_dtype == torch.bfloat16, gather=gather)
 
     @property
     def compute_dtype(self) -> torch.dtype:

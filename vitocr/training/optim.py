@@ -4,12 +4,12 @@ Muon (Jordan et al., 2024) replaces the momentum of a weight matrix by the neare
 singular values near one, found by a few Newton-Schulz steps. At equal time it reached in two epochs of
 CIFAR-10 what AdamW needed four for; it costs a few per cent of a step. Ours differs from
 `torch.optim.Muon` in two ways that make it cheaper: matrices of one shape are orthogonalised together,
-and under data parallelism every rank does its share of them and the ranks exchange the results.
+and under data parallelism every rank does its share of them and the ranks gather the results.
 Of a sharded model (trainer=fsdp) every rank keeps its rows of them.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from vitocr.errors import UserError, did_you_mean
+from vitocr.training.exchange import gather_by_socket
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # the quintic of the Muon paper: steepest at zero
 
@@ -40,9 +41,13 @@ def orthogonalise(stack: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
 class MuonAdamW(torch.optim.Optimizer):
     """Parameter groups say which rule they follow: `rule="muon"` (matrices and filters) or `"adamw"`."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], *, ns_steps: int = 5, ns_dtype: torch.dtype) -> None:
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], *, ns_steps: int = 5, ns_dtype: torch.dtype,
+        gather: Callable[[Tensor], Tensor] = gather_by_socket,
+    ) -> None:  # fmt: skip
+        """gather: from one rank's numbers (n,) to everyone's (ranks, n); called where there are several ranks."""
         super().__init__(list(groups), {"lr": 0.0, "weight_decay": 0.0})
-        self.ns_steps, self.ns_dtype = ns_steps, ns_dtype
+        self.ns_steps, self.ns_dtype, self.gather = ns_steps, ns_dtype, gather
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -106,28 +111,46 @@ class MuonAdamW(torch.optim.Optimizer):
             p.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
     def orthogonalise_together(self, matrices: list[Tensor]) -> list[Tensor]:
-        by_shape: dict[torch.Size, list[int]] = defaultdict(list)
-        for i, matrix in enumerate(matrices):
-            by_shape[matrix.shape].append(i)
         world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         rank = dist.get_rank() if world > 1 else 0
+        owners = share_out([matrix.shape for matrix in matrices], world)
+        by_shape: dict[torch.Size, list[int]] = defaultdict(list)
+        for i, matrix in enumerate(matrices):
+            if owners[i] == rank:
+                by_shape[matrix.shape].append(i)
         updates: list[Tensor] = [torch.empty(0)] * len(matrices)
-        for shape, where in by_shape.items():
-            share = -(-len(where) // world)  # rounded up: the last rank may have less to do
-            mine = [matrices[i] for i in where[rank * share : (rank + 1) * share]]
-            result = matrices[0].new_zeros((share, *shape), dtype=self.ns_dtype)
-            if mine:
-                result[: len(mine)] = orthogonalise(torch.stack(mine), self.ns_steps, self.ns_dtype)
-            if world > 1:
-                everyone = result.new_empty((world * share, *shape))
-                dist.all_gather_into_tensor(everyone, result)
-                result = everyone
-            for i, update in zip(where, result, strict=False):  # rows past the last matrix are padding
+        for where in by_shape.values():
+            stack = torch.stack([matrices[i] for i in where])
+            for i, update in zip(where, orthogonalise(stack, self.ns_steps, self.ns_dtype), strict=True):
                 updates[i] = update
+        if world == 1:
+            return updates
+        owned = [[i for i, owner in enumerate(owners) if owner == r] for r in range(world)]
+        most = max(sum(matrices[i].numel() for i in some) for some in owned)
+        mine = matrices[0].new_zeros(most, dtype=self.ns_dtype)  # padded: everyone gives as much
+        given = [updates[i].flatten() for i in owned[rank]]
+        if given:
+            torch.cat(given, out=mine[: sum(map(len, given))])
+        for some, numbers in zip(owned, self.gather(mine), strict=True):
+            sizes = [matrices[i].numel() for i in some]
+            for i, update in zip(some, numbers[: sum(sizes)].split(sizes), strict=True):
+                updates[i] = update.view(matrices[i].shape)
         return updates
 
 
-def build_optimizer(model: nn.Module, spec: dict[str, Any], *, bf16: bool) -> torch.optim.Optimizer:
+def share_out(shapes: Sequence[torch.Size], world: int) -> list[int]:
+    """Which rank orthogonalises which matrix: the dearest first, each to the rank that has least to do."""
+    costs = [rows * columns * min(rows, columns) for rows, columns in shapes]
+    load, owners = [0] * world, [0] * len(shapes)
+    for i in sorted(range(len(shapes)), key=lambda i: -costs[i]):
+        owners[i] = load.index(min(load))
+        load[owners[i]] += costs[i]
+    return owners
+
+
+def build_optimizer(
+    model: nn.Module, spec: dict[str, Any], *, bf16: bool, gather: Callable[[Tensor], Tensor] = gather_by_socket
+) -> torch.optim.Optimizer:
     """`spec` is conf/optim/*.yaml. Muon takes the matrices inside blocks and the filters of a stem; the embedding,
     the head and everything that is not a matrix go to AdamW, and what is not a matrix is not decayed.
 
@@ -159,4 +182,5 @@ def build_optimizer(model: nn.Module, spec: dict[str, Any], *, bf16: bool) -> to
         [group for group in groups if group["params"]],
         ns_steps=spec["muon"]["ns_steps"],
         ns_dtype=torch.bfloat16 if bf16 else torch.float32,
+        gather=gather,
     )

@@ -26,6 +26,7 @@ from vitocr.models.model import Model, build_model
 from vitocr.training.callbacks import AtomicCheckpointIO, Averager, Keeper, Recorder, Timekeeper
 from vitocr.training.clock import Clock, parse_seconds
 from vitocr.training.display import Display
+from vitocr.training.exchange import ForkedDDP
 from vitocr.training.feed import Feed, Kit
 from vitocr.training.module import Recipe, Training
 
@@ -121,7 +122,7 @@ def build_trainer(
     trainer = L.Trainer(
         accelerator=plan.accelerator,
         devices=plan.devices,
-        strategy=build_strategy(plan),
+        strategy=build_strategy(plan, model),
         precision=plan.precision,  # type: ignore[arg-type]
         logger=build_logger(config),
         callbacks=[timekeeper, *averager, recorder, keeper],  # the clock moves before anyone reads it
@@ -142,12 +143,14 @@ def build_trainer(
     return trainer, module, Feed(kit)
 
 
-def build_strategy(plan: machine.Plan) -> str | Strategy:
-    if plan.strategy != "fsdp":
-        return plan.strategy
-    from vitocr.training.sharded import Sharded
+def build_strategy(plan: machine.Plan, model: Model) -> str | Strategy:
+    if plan.strategy == "ddp_fork":
+        return ForkedDDP(ranks=plan.devices, largest=sum(p.nbytes for p in model.parameters()))
+    if plan.strategy == "fsdp":
+        from vitocr.training.sharded import Sharded
 
-    return Sharded(plan.devices)
+        return Sharded(plan.devices)
+    return plan.strategy
 
 
 def build_logger(config: dict[str, Any]) -> Any:

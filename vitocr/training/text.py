@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from vitocr.codec import open_charset
 from vitocr.data.batch_augment import eval_images, scale_and_bias
 from vitocr.data.batch_ops import COLOUR, GEOMETRIC, one_operation_each
 from vitocr.data.rendered import open_rendered
-from vitocr.data.text_loader import TextBatch, TextLoader
-from vitocr.data.text_rows import TextSource, hold_out
+from vitocr.data.text_loader import TextBatch, TextLoader, fit_row
+from vitocr.data.text_rows import Kept, TextSource, hold_out
 from vitocr.data.text_sources import Mixture, open_mixture, open_source
 from vitocr.evaluate import read_all
 from vitocr.heads.text import TextTargets
@@ -41,6 +42,7 @@ class TextKit:
         self.preprocess = Preprocess.from_dict(config["preprocess"])
         data, seed = config["data"], config["seed"]
         entries = [entry if isinstance(entry, dict) else {"path": entry} for entry in data["train"] or [RENDER]]
+        rendered = [entry["path"] == RENDER for entry in entries]
         opened = [entry | {"path": self.open(entry["path"])} for entry in entries]
         self.val: list[TextSource] = [self.open(path) for path in data["val"]]
         if not self.val and data["val_size"]:
@@ -49,6 +51,9 @@ class TextKit:
             opened[-1]["path"] = kept
             self.val = [held]
         self.test: list[TextSource] = [self.open(path) for path in data["test"]]
+        for entry, made in zip(opened, rendered, strict=True):
+            if not made:
+                entry["path"] = Kept(entry["path"], partial(fit_row, preprocess=self.preprocess))
         sources = [entry["path"] for entry in opened]
         weights = [entry["weight"] for entry in opened if entry.get("weight") is not None]
         self.mixture: Mixture = open_mixture(
