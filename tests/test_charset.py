@@ -10,7 +10,13 @@ from vitocr.errors import UserError
 
 
 def test_presets_are_the_sets_of_the_field_and_a_number_names_one_as_well() -> None:
-    assert {name: len(open_charset(name)) for name in PRESETS} == {"36": 36, "62": 62, "94": 94, "94+space": 95}
+    assert {name: len(open_charset(name)) for name in PRESETS} == {
+        "36": 36,
+        "62": 62,
+        "94": 94,
+        "94+space": 95,
+        "korean": 2445,
+    }
     assert open_charset(36) == open_charset("36")
     assert set(open_charset("94").characters) == {chr(code) for code in range(33, 127)}
     assert open_charset("36").decode(range(12)) == "0123456789ab"

@@ -357,8 +357,11 @@ def test_train_and_bench_get_their_words_as_they_are(monkeypatch: pytest.MonkeyP
         module.main = lambda words, **_: heard.append(words)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, f"vitocr.{name}", module)
     run("train", "task=cifar10", "-m", "--help", "optim.lr=1e-3,2e-3")
-    run("bench", "--rounds", "2", "backbone=vit_small", "seed=1")
-    assert heard == [["task=cifar10", "-m", "--help", "optim.lr=1e-3,2e-3"], ["backbone=vit_small", "seed=1"]]
+    run("bench", "--task", "str", "--rounds", "2", "backbone=vit_small", "seed=1")
+    assert heard == [
+        ["task=cifar10", "-m", "--help", "optim.lr=1e-3,2e-3"],
+        ["task=str", "backbone=vit_small", "seed=1"],
+    ]
 
 
 # --- progress -------------------------------------------------------------------------------------------

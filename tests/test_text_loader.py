@@ -2,6 +2,7 @@
 
 import io
 import json
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ from PIL import Image
 
 from vitocr.codec import open_charset
 from vitocr.data.commands import pack_data
-from vitocr.data.text_loader import TextBatch, TextLoader, spans_of
-from vitocr.data.text_rows import Rendered, StoredRow, TextRow, decode_row
+from vitocr.data.text_loader import TextBatch, TextLoader, fit_row, spans_of
+from vitocr.data.text_rows import Kept, Rendered, StoredRow, TextRow, TextSource, decode_row
 from vitocr.data.text_sources import Mixture, open_mixture, open_source
 from vitocr.errors import UserError
 from vitocr.preprocess import Preprocess
@@ -255,3 +256,33 @@ def test_real_types_of_paths_open_as_a_mixture(tmp_path: Path):
     pack_data_of(Words(6, first=6), tmp_path / "b")
     data = open_mixture([{"path": str(tmp_path / "a"), "weight": 0.5}, {"path": tmp_path / "b", "weight": 0.5}], seed=1)
     assert sorted(words(list(loader(data)))) == sorted(f"w{row}" for row in range(12))
+
+
+@pytest.mark.parametrize("resize", ["stretch", "crop", "pad"])
+def test_kept_rows_are_read_once_and_make_the_same_batches(resize):
+    preprocess = Preprocess((16, 64), (0.5,) * 3, (0.25,) * 3, resize=resize)
+    reads: list[int] = []
+
+    def render(index: int) -> SimpleNamespace:
+        reads.append(index)
+        image = np.random.default_rng(index).integers(0, 255, (20, 50 + index, 3), dtype=np.uint8)
+        return SimpleNamespace(image=image, text="ab", boxes=np.array([[5, 2, 20, 18], [22, 2, 45, 18]], np.float32))
+
+    def batches(source: TextSource) -> list[TextBatch]:
+        charset = open_charset("36")
+        loader = TextLoader(source, charset=charset, max_length=5, preprocess=preprocess, batch_size=4)
+        return list(islice(loader, 2)) + list(islice(loader, 2))
+
+    plain = batches(Rendered(render, 8))
+    assert len(reads) > 8
+    reads.clear()
+    kept = batches(Kept(Rendered(render, 8), partial(fit_row, preprocess=preprocess)))
+    assert sorted(reads) == list(range(8))
+    for one, other in zip(plain, kept, strict=True):
+        assert torch.equal(one.images, other.images) and torch.allclose(one.spans, other.spans, atol=1e-5)
+    reads.clear()
+    small = Kept(Rendered(render, 8), partial(fit_row, preprocess=preprocess), most_bytes=3 * 16 * 64 * 3)
+    for _ in range(2):
+        for row in range(8):
+            small.read(row)
+    assert len(reads) == 8 + 5  # three had room

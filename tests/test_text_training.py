@@ -1,8 +1,10 @@
 """`task=str` as people use it: every head from one command line, read back, measured, resumed."""
 
 import json
+import os
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 import vitocr
 from vitocr.cli import main as vitocr_command
+from vitocr.codec import PRESETS
+from vitocr.data.render import Effects, Renderer, RenderSpec
+from vitocr.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 HEADS = ["ctc", "transformer", "permuted", "lstm"]
@@ -116,3 +121,45 @@ def test_training_words_can_be_mixed_with_rendered_ones_and_resumed(words: Path,
         torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"] for name in ("whole", "again")
     )
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_learns_64_photographed_words_by_heart(head: str, tmp_path: Path) -> None:
+    if "VITOCR_STR_DATA" not in os.environ:
+        pytest.skip("VITOCR_STR_DATA names no folder of real crops")
+    crops = Path(os.environ["VITOCR_STR_DATA"]) / "IIIT5k_train"
+    lines = (crops / "labels.tsv").read_text(encoding="utf-8").splitlines()
+    fitting = [line for line in lines if line.split("\t")[1].isascii() and len(line.split("\t")[1]) <= 8]
+    chosen = [f"{crops}/{line}\n" for line in fitting[::20][:64]]
+    (tmp_path / "labels.tsv").write_text("".join(chosen), encoding="utf-8")
+    # The same words are validated by: what is asked is whether they can be learned at all.
+    where = [f"data.{split}=[{tmp_path}]" for split in ("train", "val", "test")]
+    options = ["batch_size=32", "steps=320", "optim.lr=3e-3", f"head={head}", "charset=94", "augment.warp=0"]
+    train([*TINY, *where, *options, f"run_dir={tmp_path / 'run'}"], tmp_path)
+    figures = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert figures["test"]["n"] == 64 and figures["test"]["accuracy"]["94"] == 1.0
+
+
+def test_korean_goes_through_rendering_training_and_reading_without_losing_a_character(tmp_path: Path) -> None:
+    spec = RenderSpec(korean=1.0, charset=PRESETS["korean"], max_length=8, effects=Effects.none())
+    try:
+        renderer = Renderer(spec)
+        crops = [renderer(index) for index in range(40)]
+    except UserError as error:
+        pytest.skip(f"no font with Hangul is installed: {error}")
+    texts = [crop.text for crop in crops]
+    assert any(text.isascii() is False and any(c.isascii() for c in text) for text in texts), "Latin among Hangul"
+    lines = []
+    for number, crop in enumerate(crops):
+        Image.fromarray(crop.image).save(tmp_path / f"{number}.png")
+        # Half of the labels decomposed, as file names from a Mac are.
+        form = "NFD" if number % 2 else "NFC"
+        lines.append(f"{number}.png\t{unicodedata.normalize(form, crop.text)}\n")  # type: ignore[arg-type]
+    (tmp_path / "labels.tsv").write_text("".join(lines), encoding="utf-8")
+    where = [f"data.{split}=[{tmp_path}]" for split in ("train", "val", "test")]
+    options = ["charset=korean", "protocol=exact", "steps=320", "optim.lr=3e-3", "head=ctc", "augment.warp=0"]
+    told = train([*TINY, *where, *options, "preprocess.size=[32,128]", f"run_dir={tmp_path / 'run'}"], tmp_path)
+    assert "dropped" not in told
+    reader = vitocr.load(tmp_path / "run")
+    read = [reader(tmp_path / f"{number}.png").text for number in range(40)]
+    assert read == texts  # NFC, each of them

@@ -62,6 +62,7 @@ def train(words: typer.Context) -> None:
 @app.command(**PASSED_ON)
 def bench(
     words: typer.Context,
+    task: Annotated[str, typer.Option(help="What is trained: cifar10 or str.")] = "cifar10",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved repeats of every contender.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long each is timed in a round.")] = 4.0,
     epoch: Annotated[bool, typer.Option(help="Also time a whole epoch of the real command.")] = True,
@@ -70,7 +71,7 @@ def bench(
     """Measure training speed here, next to timm's ViT and the machine's peak: vitocr bench [backbone=vit_small ...]."""
     from vitocr.bench import main as bench_main
 
-    figures = bench_main(list(words.args), rounds=rounds, seconds=seconds, epoch=epoch, table=not as_json)
+    figures = bench_main([f"task={task}", *words.args], rounds=rounds, seconds=seconds, epoch=epoch, table=not as_json)
     if as_json:
         print(json.dumps(figures))
 

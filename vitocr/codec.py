@@ -18,11 +18,14 @@ from typing import Any
 
 from vitocr.errors import UserError, did_you_mean
 
+# The 2,350 syllables of KS X 1001, which are nearly all that is written today.
+HANGUL = "".join(bytes((row, cell)).decode("euc_kr") for row in range(0xB0, 0xC9) for cell in range(0xA1, 0xFF))
 PRESETS = {
     "36": string.digits + string.ascii_lowercase,
     "62": string.digits + string.ascii_letters,
     "94": string.digits + string.ascii_letters + string.punctuation,
     "94+space": string.digits + string.ascii_letters + string.punctuation + " ",
+    "korean": string.digits + string.ascii_letters + string.punctuation + " " + HANGUL,
 }
 
 
@@ -140,7 +143,7 @@ class Charset:
 
 
 def open_charset(name: str | int | Path, *, labels: Iterable[str] = ()) -> Charset:
-    """A preset ("36", "62", "94", "94+space"), "labels" (what `labels` are written with), or a UTF-8 file.
+    """A preset ("36", "62", "94", "94+space", "korean"), "labels" (what `labels` are written with), or a UTF-8 file.
 
     A file holds one character a line, or many: whatever it holds counts, only line breaks do not.
     """

@@ -19,6 +19,7 @@ from vitocr.machine import usable_cores
 CROPS_PER_SECOND = 1200  # of one core, on the safe side
 SHARE_OF_BUDGET = 0.12  # that rendering may take, when the cache is made as part of a run
 ROWS_WITHOUT_BUDGET = 100_000
+KOREAN_SHARE = 0.6  # of the words rendered for charset=korean; the rest are Latin, numbers and marks
 
 
 class CachedRows:
@@ -61,6 +62,8 @@ def open_rendered(
         options["effects"] = asdict(Effects.mild())
     # A set of one case is drawn in both: the codec folds them, the world does not.
     drawn = PRESETS["62"] if str(charset) == "36" else PRESETS.get(str(charset))
+    if charset == "korean":
+        options = {"korean": KOREAN_SHARE} | options
     rows, cache = options.pop("rows"), options.pop("cache")
     spec = RenderSpec.from_dict({"size": size, "max_length": max_length, "charset": drawn, **options})
     if rows == "auto":

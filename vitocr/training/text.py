@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vitocr.codec import open_charset
 from vitocr.data.batch_augment import eval_images, scale_and_bias
-from vitocr.data.batch_ops import COLOUR, GEOMETRIC, one_operation_each
 from vitocr.data.rendered import open_rendered
+from vitocr.data.text_augment import augment, draw
 from vitocr.data.text_loader import TextBatch, TextLoader, fit_row
 from vitocr.data.text_rows import Kept, TextSource, hold_out
 from vitocr.data.text_sources import Mixture, open_mixture, open_source
@@ -108,25 +108,26 @@ class TextKit:
         )
 
     def prepare(self, batch: TextBatch, *, dtype: torch.dtype, **when_and_who: Any) -> tuple[Tensor, TextTargets]:
-        """Images (B, 3, h, w) and what they say; `when_and_who`: rank, world, and more that this does not need."""
+        """Augmented images (B, 3, h, w) and what they say; `when_and_who`: progress, rank, world, and more."""
         rank, world = when_and_who["rank"], when_and_who["world"]
         images = batch.images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-        share = float(self.config["augment"]["ops"])
-        if share:  # colours only: the characters must stay where their spans say they are
-            total, size = len(images) * world, len(images)
-            rng = np.random.default_rng((self.config["seed"], batch.position))
-            which = rng.integers(len(GEOMETRIC), len(GEOMETRIC) + len(COLOUR), total)
-            which[rng.random(total) >= share] = -1
-            mine = slice(rank * size, (rank + 1) * size)
-            images = one_operation_each(images, which[mine], rng.uniform(-1, 1, total)[mine])
+        how, size = self.config["augment"], len(images)
+        rng = np.random.default_rng((self.config["seed"], batch.position))
+        drawn = draw(size * world, rng, ops=float(how["ops"]), warp=float(how["warp"]))
+        # Characters stay where their spans say they are, as long as the spans are told.
+        movable = batch.spans[:, 0, 0].isnan() | (self.align_weight(when_and_who["progress"]) == 0)
+        images = augment(images, drawn.of(slice(rank * size, (rank + 1) * size)), movable=movable)
         scale, bias = scale_and_bias(self.preprocess.mean, self.preprocess.std, images.device)
         images = images.mul_(scale).add_(bias).to(dtype)
         return images, TextTargets(batch.ids, batch.lengths, batch.spans)
 
-    def loss_options(self, progress: float) -> dict[str, Any]:
+    def align_weight(self, progress: float) -> float:
         """The alignment is told early on, until the model has found it, and then left to itself."""
-        fade = max(0.0, 1 - progress / self.config["align_until"]) if self.config["align_until"] else 0.0
-        return {"label_smoothing": self.config["label_smoothing"], "align": self.config["align"] * fade}
+        until = self.config["align_until"]
+        return float(self.config["align"] * max(0.0, 1 - progress / until)) if until else 0.0
+
+    def loss_options(self, progress: float) -> dict[str, Any]:
+        return {"label_smoothing": self.config["label_smoothing"], "align": self.align_weight(progress)}
 
     def judge(self, model: Model, batch: TextBatch, *, dtype: torch.dtype) -> Tensor:
         """Sums over the words of a batch of what `counts` names, and how many words these are."""

@@ -1,0 +1,73 @@
+"""Crops of words are varied moderately, and characters whose place is known stay where they are."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitocr.data.text_augment import SEEN, Draw, augment, draw, warped
+
+
+def crops(count: int) -> Tensor:
+    """Dark crops with a bright square in the middle."""
+    images = torch.full((count, 3, 32, 128), 40.0)
+    images[:, :, 12:20, 60:68] = 220
+    return images
+
+
+def middle(image: Tensor) -> tuple[float, float]:
+    bright = (image[0] > 130).float()
+    y, x = torch.meshgrid(torch.arange(32.0), torch.arange(128.0), indexing="ij")
+    return float((bright * y).sum() / bright.sum()), float((bright * x).sum() / bright.sum())
+
+
+def test_no_strength_only_looks_at_a_little_more_than_the_crop() -> None:
+    image = warped(crops(1), torch.zeros(1, 7))[0]
+    assert middle(image) == (15.5, 63.5)
+    light = float((image[0] - 40).sum() / (64 * 180))
+    assert abs(light - 1 / (SEEN[0] * SEEN[1])) < 0.02  # seen from a little further away
+
+
+def test_each_number_of_a_warp_does_what_it_is_called() -> None:
+    left, right = crops(1), crops(1)
+    left[:, :, 12:20, 20:28], right[:, :, 12:20, 100:108] = 220, 220
+    left[:, :, 12:20, 60:68], right[:, :, 12:20, 60:68] = 40, 40
+
+    def moved(image: Tensor, number: int, strength: float) -> tuple[float, float]:
+        warp = torch.zeros(1, 7)
+        warp[0, number] = strength
+        (y, x), (y0, x0) = middle(warped(image, warp)[0]), middle(warped(image, torch.zeros(1, 7))[0])
+        return y - y0, x - x0
+
+    turned = moved(left, 0, 1.0)[0], moved(right, 0, 1.0)[0]
+    assert turned[0] * turned[1] < 0 and min(map(abs, turned)) > 2  # one end up, the other down
+    assert moved(left, 3, 1.0)[1] > 1 and moved(right, 3, 1.0)[1] < -1  # both towards the middle
+    assert abs(moved(left, 4, 1.0)[0]) > 1 and abs(moved(left, 5, 1.0)[1]) > 1  # down, across
+    assert abs(moved(left, 1, 1.0)[1]) < 0.2  # slanting leaves the middle line where it is
+    assert max(abs(shift) for number in range(7) for shift in moved(right, number, -1.0)) < 12  # and all is moderate
+
+
+def test_words_whose_characters_must_stay_are_not_moved() -> None:
+    drawn = draw(64, np.random.default_rng(0), ops=0.0, warp=1.0)
+    movable = torch.arange(64) % 2 == 0
+    images = crops(64)
+    result = augment(images, drawn, movable=movable)
+    changed = (result != images).flatten(1).any(dim=1)
+    assert torch.equal(changed, movable)
+
+
+def test_shares_are_kept_and_two_ranks_draw_what_one_process_draws() -> None:
+    drawn = draw(2000, np.random.default_rng(0), ops=0.3, warp=0.5)
+    assert 0.25 < (drawn.operation >= 0).mean() < 0.35 and 0.45 < drawn.warped.mean() < 0.55
+    images = crops(8) + torch.arange(8.0).view(8, 1, 1, 1)
+    part = Draw(*(value[:8] for value in drawn))
+    movable = torch.ones(8, dtype=torch.bool)
+    whole = augment(images, part, movable=movable)
+    halves = [augment(images[rows], part.of(rows), movable=movable[rows]) for rows in (slice(0, 4), slice(4, 8))]
+    assert torch.allclose(torch.cat(halves), whole, atol=1e-3)
+
+
+def test_the_batch_handed_in_stays_as_it_was() -> None:
+    images = crops(16)
+    before = images.clone()
+    augment(images, draw(16, np.random.default_rng(1), ops=1.0, warp=1.0), movable=torch.ones(16, dtype=torch.bool))
+    assert torch.equal(images, before)
