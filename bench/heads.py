@@ -55,7 +55,7 @@ def train_all(args: argparse.Namespace, words: Sequence[str]) -> None:
 def read_with(head: str, args: argparse.Namespace) -> dict[str, object]:
     """Figures of a trained head, read anew so that no two share the machine."""
     run = args.runs / head / "run"
-    command = [sys.executable, "-m", "vitocr", "eval", str(run), "--json"]
+    command = [sys.executable, "-c", "from vitocr.cli import main; main()", "eval", str(run), "--json"]
     for path in args.test:
         command += ["--data", path]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path.cwd())
