@@ -1,6 +1,6 @@
-# make test: sets everything up and passes the tests.   make train ARGS="task=cifar10 budget=10m": sets up and trains.
+# make test: sets everything up and passes the tests.   make train: sets up and trains (ARGS="task=cifar10 budget=10m" ...).
 PYTHON ?= python3
-ARGS ?=
+ARGS ?= task=str budget=10m
 BIN := .venv/bin
 
 .PHONY: setup train test lint clean
