@@ -6,6 +6,7 @@
 - On a CPU without gradients: the fused kernel again, which keeps the N x N scores in cache.
 - Whenever the attention weights themselves are asked for: the plain steps, since fused kernels never
   form them.
+- With a sparse pattern: sparse.py, which computes what the pattern shows and nothing else.
 
 Shapes: B images, N tokens, D model width, H heads, d = D / H.
 """
@@ -13,6 +14,10 @@ Shapes: B images, N tokens, D model width, H heads, d = D / H.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from vitocr.models.patterns import Pattern
+from vitocr.models.positions import Turn, rotate
+from vitocr.models.sparse import attend_masked, attend_sparse
 
 
 def attend_plain(q_BHNd: Tensor, k_BHMd: Tensor, v_BHMd: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,16 +59,30 @@ class Attention(nn.Module):
         B, N, D = x_BND.shape
         return x_BND.view(B, N, self.heads, D // self.heads).transpose(1, 2)  # (B, H, N, d)
 
-    def forward(self, x_BND: Tensor, *, want_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        x_BND: Tensor,
+        *,
+        want_weights: bool = False,
+        turn: Turn | None = None,
+        pattern: Pattern | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`turn`: rotary positions of the tokens. `pattern`: who looks at whom; None is everyone at everyone."""
         # The scale 1/sqrt(d) goes on the small query matrix: on the queries it would be one more pass over
         # B x N x D numbers, forward and backward.
         scale = (x_BND.shape[2] // self.heads) ** -0.5
         bias = None if self.query.bias is None else self.query.bias * scale
         q = self.split_heads(F.linear(x_BND, self.query.weight * scale, bias))
         k, v = self.split_heads(self.key(x_BND)), self.split_heads(self.value(x_BND))
+        if turn is not None:
+            q, k = rotate(q, turn), rotate(k, turn)
         weights = None
-        if want_weights:
+        if want_weights and pattern is not None:
+            mixed_BHNd, weights = attend_masked(q, k, v, pattern.mask(x_BND.shape[1], device=x_BND.device))
+        elif want_weights:
             mixed_BHNd, weights = attend_plain(q, k, v)
+        elif pattern is not None:
+            mixed_BHNd = attend_sparse(q, k, v, pattern)
         else:
             mixed_BHNd = attend(q, k, v)
         return self.out(mixed_BHNd.transpose(1, 2).flatten(2)), weights  # (B, N, D), (B, H, N, N)

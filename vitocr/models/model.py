@@ -13,6 +13,7 @@ grid) is passed from one to the other here, so that a spec cannot contradict its
 import importlib
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitocr.errors import UserError
@@ -22,6 +23,18 @@ class Model(nn.Module):
     def __init__(self, backbone: nn.Module, head: nn.Module, spec: dict[str, Any]) -> None:
         super().__init__()
         self.backbone, self.head, self.spec = backbone, head, spec
+        self.frozen = False
+
+    def freeze_backbone(self) -> None:
+        """From here on only the head learns: the backbone computes as in evaluation, and no gradient goes into it."""
+        self.frozen = True
+        self.backbone.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> "Model":
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
 
     def forward(self, images: Tensor, *, keep: float = 1.0, seen: dict[str, Tensor] | None = None) -> Tensor:
         """Images (B, 3, H, W) to whatever the head makes of their tokens (logits, for a class)."""
@@ -33,7 +46,9 @@ class Model(nn.Module):
 
     def loss(self, images: Tensor, targets: Any, *, keep: float = 1.0, **options: Any) -> dict[str, Tensor]:
         """What training minimises, under "loss", and what else the head has to tell."""
-        return self.head.loss(self.backbone(images, keep=keep), targets, **options)  # type: ignore[operator]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            tokens = self.backbone(images, keep=keep)
+        return self.head.loss(tokens, targets, **options)  # type: ignore[operator]
 
 
 def import_module_class(path: str) -> type[nn.Module]:
@@ -63,4 +78,5 @@ def build_model(spec: dict[str, Any]) -> Model:
     """The untrained model a spec describes."""
     backbone: Any = build_part(spec["backbone"], "backbone", image_size=spec["image_size"])
     head = build_part(spec["head"], "head", dim=backbone.dim, prefix=backbone.prefix, grid=backbone.grid)
-    return Model(backbone, head, spec)
+    of_head: type[Model] = getattr(head, "model_class", Model)  # pretraining feeds its head otherwise
+    return of_head(backbone, head, spec)

@@ -7,7 +7,7 @@ import timm
 from torch import Tensor, nn
 
 from vitocr.errors import UserError
-from vitocr.models.vit import pair, patch_grid
+from vitocr.models.stem import pair, patch_grid
 
 
 class TimmViT(nn.Module):
