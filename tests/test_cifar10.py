@@ -297,6 +297,28 @@ def test_validation_is_a_stratified_part_of_the_training_images(tmp_path, toront
     assert np.array_equal(splits.val.images, again) and not np.array_equal(splits.val.images, other)
 
 
+def test_a_fraction_of_the_labels_is_stratified_and_always_the_same(tmp_path, toronto):
+    whole = load(tmp_path)[0]
+    part = load(tmp_path, fraction=0.4, seed=1)[0]
+    assert np.bincount(part.train.labels).tolist() == [2] * 10 and len(part.test) == 20 and part.val is None
+    labels = {image.tobytes(): label for image, label in zip(whole.train.images, whole.train.labels, strict=True)}
+    assert [labels[image.tobytes()] for image in part.train.images] == part.train.labels.tolist()
+    again, other = (load(tmp_path, fraction=0.4, seed=seed)[0].train.images for seed in (1, 2))
+    assert np.array_equal(part.train.images, again) and not np.array_equal(part.train.images, other)
+
+
+def test_validation_images_come_out_of_the_fraction(tmp_path, toronto):
+    part, watched = load(tmp_path, fraction=0.4)[0], load(tmp_path, fraction=0.4, val_size=10)[0]
+    both = np.concatenate([watched.train.images, watched.val.images])
+    assert sorted(image.tobytes() for image in both) == sorted(image.tobytes() for image in part.train.images)
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.5])
+def test_a_fraction_that_is_none_is_refused(tmp_path, toronto, fraction):
+    with pytest.raises(UserError, match=r"data\.fraction=.* above 0, at most 1"):
+        load(tmp_path, fraction=fraction)
+
+
 def test_a_validation_split_larger_than_the_data_is_refused(tmp_path, toronto):
     with pytest.raises(UserError, match="Cannot hold out 50 of 50 training images"):
         load(tmp_path, val_size=50)

@@ -123,8 +123,19 @@ def test_an_inference_machine_needs_only_torch_and_what_reads_images() -> None:
     used = reach("vitocr/__init__.py", "vitocr/predict.py", "vitocr/checkpoint.py", "vitocr/catalog.py")
     used |= set(in_rooms("vitocr/models/", "vitocr/heads/"))  # a checkpoint names them
     needed = {file: packages(file) for file in sorted(used)}
-    allowed = {"torch", "numpy", "PIL", "safetensors", "timm"}
+    allowed = {"torch", "numpy", "PIL", "safetensors", "timm", "onnxruntime"}
     assert {file: extra for file, names in needed.items() if (extra := names - allowed)} == {}
+
+
+def test_what_reads_an_onnx_file_knows_no_torch_however_far_one_follows_it() -> None:
+    used = reach("vitocr/run_onnx.py")
+    assert {"vitocr/numpy_decode.py", "vitocr/description.py"} <= used
+    assert set().union(*(packages(file) for file in used)) <= {"numpy", "onnxruntime"}
+
+
+@pytest.mark.parametrize("file", in_rooms("vitocr/export/"))
+def test_exporting_takes_what_reading_takes_and_the_packages_of_the_form(file: str) -> None:
+    assert packages(file) <= {"torch", "numpy", "PIL", "onnx", "onnxscript", "openvino"}
 
 
 def test_importing_the_package_imports_neither_torch_nor_numpy_and_takes_no_time() -> None:

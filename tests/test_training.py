@@ -199,3 +199,13 @@ def test_mistakes_are_named_with_what_to_do(words: list[str], message: str, shap
     assert output.startswith("error: ") or "\nerror: " in output
     assert "Traceback" not in output
     assert not (tmp_path / "runs").exists(), "a mistake leaves no empty run behind"
+
+
+def test_recomputing_activations_changes_no_weight_and_needs_a_backbone_of_blocks(shapes: Path, tmp_path: Path) -> None:
+    words = [*TINY, *ONE, f"data.root={shapes}", "steps=6", "backbone.drop_path=0.2"]
+    run([*words, f"run_dir={tmp_path / 'kept'}"], tmp_path)
+    run([*words, "trainer.recompute=true", f"run_dir={tmp_path / 'again'}"], tmp_path)
+    assert_same_weights(tmp_path / "kept" / "last.ckpt", tmp_path / "again" / "last.ckpt")
+    told = run([*ONE, "task=str", "backbone=crnn", "head=ctc", "render.rows=8", "render.cache=null", "data.val_size=2",
+                "steps=1", "trainer.recompute=true", f"run_dir={tmp_path / 'crnn'}"], tmp_path, code=2)  # fmt: skip
+    assert "trainer.recompute=true works block by block" in told

@@ -1,6 +1,7 @@
-"""The front door: `vitocr.load("model.safetensors")("photo.jpg")` answers with a `Label`.
+"""The front door: `vitocr.load("model.safetensors")("photo.jpg")` answers with a `Label` or a `Reading`.
 
-Everything here is looked up on first use, so `import vitocr` costs milliseconds and imports no torch.
+Everything here is looked up on first use, so `import vitocr` costs milliseconds and imports no torch; nor does
+anything that comes after `vitocr.load("model.onnx")`.
 The list of known models is `list_models()`, for `vitocr.models` is the package the networks live in.
 """
 
@@ -13,19 +14,20 @@ if TYPE_CHECKING:
     from vitocr.catalog import list_models
     from vitocr.errors import UserError
     from vitocr.predict import load
-    from vitocr.results import Failure, Label
+    from vitocr.results import Failure, Label, Reading
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Failure": "vitocr.results",
     "Label": "vitocr.results",
+    "Reading": "vitocr.results",
     "UserError": "vitocr.errors",
     "list_models": "vitocr.catalog",
     "load": "vitocr.predict",
 }
 
-__all__ = ["Failure", "Label", "UserError", "__version__", "list_models", "load"]
+__all__ = ["Failure", "Label", "Reading", "UserError", "__version__", "list_models", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from vitocr.description import read_description
 from vitocr.errors import UserError, did_you_mean
 
 SHIPPED = Path(__file__).parent / "weights"
-IN_A_RUN = ("model.safetensors", "best.ckpt", "last.ckpt")  # what to take of a run's folder, best first
+IN_A_RUN = ("model.safetensors", "best.ckpt", "last.ckpt", "model.onnx")  # what to take of a run's folder, best first
 
 
 def find_model(model: str | Path) -> Path:
@@ -28,7 +28,7 @@ def find_model(model: str | Path) -> Path:
     shipped = {file.stem: file for file in SHIPPED.glob("*.safetensors")}
     if str(model) in shipped:
         return shipped[str(model)]
-    if len(path.parts) > 1 or path.suffix in (".safetensors", ".ckpt"):
+    if len(path.parts) > 1 or path.suffix in (".safetensors", ".ckpt", ".onnx"):
         return path  # meant as a file; who opens it says that it is not there
     near = did_you_mean(str(model), [*shipped, *(entry.name for entry in Path().iterdir())])
     raise UserError(f"There is no model {str(model)!r}.{near} `vitocr models` lists those there are.")

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import vitocr
-from vitocr import cli_data
+from vitocr import cli_data, cli_explain
 from vitocr.errors import UserError
 
 app = typer.Typer(
@@ -30,12 +30,13 @@ PASSED_ON: dict[str, Any] = {
 }
 
 app.add_typer(cli_data.app, name="data")
+app.command()(cli_explain.explain)
 
 ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A .safetensors or .ckpt file, a run's folder, or a name that `vitocr models` lists.",
+        help="A .safetensors, .ckpt or .onnx file, a run's folder, or a name that `vitocr models` lists.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -210,6 +211,35 @@ def predict(
 
 
 @app.command()
+def export(
+    model: ModelName,
+    to: Annotated[str, typer.Option(help="onnx, torchscript, safetensors or openvino.")] = "onnx",
+    out: Annotated[Path | None, typer.Option(help="Default: beside the model's own file.")] = None,
+    verify: Annotated[
+        list[str] | None,
+        typer.Option(help="Images, or a set of words, that both must answer alike; repeatable. Default: drawn ones."),
+    ] = None,
+    batch_size: BatchSize = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model in another form, checked against the original. ONNX is read without torch."""
+    from vitocr.export import export as write
+    from vitocr.export.check import TOLERANCE
+
+    done = write(model, to, out=out, verify=verify or [], batch_size=batch_size)
+    found = done.agreement
+    if as_json:
+        print(json.dumps({"path": str(done.path), "column": done.column, **found._asdict()}, ensure_ascii=False))
+        return
+    print(f"wrote {done.path}")
+    print(
+        f"the same answers on {found.images:,} images, confidences within {found.difference:.1g} ({TOLERANCE} allowed)"
+    )
+    if found.unreadable:
+        print(f"{found.unreadable:,} images could not be read.", file=sys.stderr)
+
+
+@app.command()
 def models(
     runs: Annotated[Path, typer.Option(help="The folder of your runs.")] = Path("runs"),
     as_json: AsJson = False,
@@ -249,6 +279,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         app(args=None if argv is None else list(argv), prog_name="vitocr")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "vitocr":
+            raise
+        print(f"error: This takes the package {error.name}, which is not installed here.", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         if error.errno != errno.ENOSPC:

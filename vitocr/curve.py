@@ -1,4 +1,4 @@
-"""The picture of a training run: validation accuracy and training loss against the minutes it took."""
+"""The picture of a training run: validation accuracy (or loss) and training loss against the minutes it took."""
 
 import csv
 from collections.abc import Mapping
@@ -21,21 +21,23 @@ def read_curve(path: Path, column: str) -> tuple[list[float], list[float]]:
 def draw_curves(path: str | Path, runs: Mapping[str, str | Path]) -> None:
     """`runs`: name -> metrics.csv. Each on the same two axes, to be compared."""
     figure = Figure(figsize=(9, 3.6), dpi=120, facecolor="white", layout="constrained")
-    accuracy, loss = figure.subplots(1, 2)
+    val, loss = figure.subplots(1, 2)
+    in_percent = any(read_curve(Path(curve), "val_accuracy")[1] for curve in runs.values())
+    column, unit, digits = ("val_accuracy", 100, 1) if in_percent else ("val_loss", 1, 3)
     for colour, (name, curve) in zip(COLOURS * len(runs), runs.items(), strict=False):
-        minutes, values = read_curve(Path(curve), "val_accuracy")
+        minutes, values = read_curve(Path(curve), column)
         if values:
-            accuracy.plot(minutes, [100 * value for value in values], color=colour, label=name, linewidth=1.6)
-            accuracy.annotate(
-                f"{100 * values[-1]:.1f}", (minutes[-1], 100 * values[-1]), xytext=(4, 0),
+            val.plot(minutes, [unit * value for value in values], color=colour, label=name, linewidth=1.6)
+            val.annotate(
+                f"{unit * values[-1]:.{digits}f}", (minutes[-1], unit * values[-1]), xytext=(4, 0),
                 textcoords="offset points", va="center", fontsize=8, color=colour,
             )  # fmt: skip
         minutes, values = read_curve(Path(curve), "train_loss")
         loss.plot(minutes, values, color=colour, label=name, linewidth=0.9)
-    dress(accuracy, "Validation accuracy, %")
+    dress(val, "Validation accuracy, %" if in_percent else "Validation loss")
     dress(loss, "Training loss (with augmentation)")
     if len(runs) > 1:
-        accuracy.legend(frameon=False, fontsize=8)
+        val.legend(frameon=False, fontsize=8)
     figure.savefig(path, format="png")
 
 

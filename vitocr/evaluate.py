@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vitocr.data.arrays import ImageArrays, Rows, Splits
 from vitocr.errors import UserError, did_you_mean
@@ -66,7 +64,7 @@ def evaluate(
 
 
 class Measured(NamedTuple):
-    logits: Tensor  # (n, C) of the rows that could be read
+    logits: Any  # (n, C) of the rows that could be read, a tensor if the model runs in torch
     labels: NDArray[np.int64]  # (n,) as the data set counts its classes
     rows: NDArray[np.int64]  # (n,) which rows these are
     skipped: list[Failure]
@@ -77,7 +75,7 @@ def measure(
 ) -> Measured:
     """What the model says of every row that can be read."""
     images: Iterable[Any] = rows.images if isinstance(rows, ImageArrays) else map(rows.path, range(len(rows)))
-    logits: list[Tensor] = []
+    logits: list[Any] = []
     read: list[int] = []
     skipped: list[Failure] = []
     for row, answer in enumerate(watch(predictor.stream_logits(images, batch_size=batch_size), len(rows))):
@@ -86,9 +84,8 @@ def measure(
         else:
             logits.append(answer.logits)
             read.append(row)
-    stacked = torch.stack(logits) if logits else torch.empty(0, len(predictor.classes))
     index = np.array(read, dtype=np.int64)
-    return Measured(stacked, np.asarray(rows.labels)[index], index, skipped)
+    return Measured(predictor.stack(logits), np.asarray(rows.labels)[index], index, skipped)
 
 
 def match_classes(classes: Sequence[str], known: Sequence[str], *, data: str) -> list[int]:
@@ -115,7 +112,11 @@ def _open(
         from vitocr.data.cifar10 import load_cifar10
 
         splits = load_cifar10(
-            data_dir, val_size=recipe.get("val_size", 0), seed=seed, say=partial(print, file=sys.stderr)
+            data_dir,
+            fraction=recipe.get("fraction", 1.0),
+            val_size=recipe.get("val_size", 0),
+            seed=seed,
+            say=partial(print, file=sys.stderr),
         )
     elif Path(data).is_dir() or Path(data).suffix == ".csv":
         from vitocr.data.folder import scan_folder

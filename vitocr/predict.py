@@ -4,55 +4,78 @@ A predictor is the preprocessing and the model of a checkpoint, nothing else. Im
 resized by a few threads while the model works on the batch before, and no more than two batches are
 held at a time, so a stream of any length takes the same memory. What an image is answered does not
 depend on what else is in its batch.
+
+The model runs in torch (`run_torch`) or, from an ONNX file, in onnxruntime (`run_onnx`); torch is imported
+for the former only.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
 
 from vitocr.catalog import find_model
-from vitocr.checkpoint import load_model
 from vitocr.codec import Charset, Classes, codec_from_dict
 from vitocr.data.folder import decode_image, to_rgb
 from vitocr.errors import UserError
 from vitocr.preprocess import Preprocess
 from vitocr.results import Character, Failure, Label, Reading
 
-Picture = str | Path | Image.Image | NDArray[Any] | Tensor
-_ONE = (str, Path, Image.Image, np.ndarray, Tensor)  # anything else is a collection of them
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    Picture = str | Path | Image.Image | NDArray[Any] | Tensor
+
+Result = Label | Reading | Failure
 Item = TypeVar("Item")
 Out = TypeVar("Out")
 
 
 def load(model: str | Path, device: str | torch.device | None = None) -> Predictor:
-    """The predictor of a checkpoint file, of a run's folder, or of a model that ships with vitocr.
+    """The predictor of a checkpoint or ONNX file, of a run's folder, or of a model that ships with vitocr.
 
-    device: "cpu", "cuda", "cuda:1", ...; by default the GPU if there is one.
+    device: "cpu", "cuda", "cuda:1", ...; by default the GPU if there is one. ONNX models run on the CPU.
     """
     path = find_model(model)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    network, description = load_model(path)
+    if path.suffix == ".onnx":
+        from vitocr.run_onnx import open_onnx
+
+        if device is not None and str(device) != "cpu":
+            raise UserError(f"device={device}: {path} is an ONNX model, which vitocr runs on the CPU.")
+        exported = open_onnx(path)
+        return Predictor(exported, exported.description)
     try:
-        network.to(device)
-    except (RuntimeError, AssertionError) as error:  # the latter from a torch built without CUDA
-        raise UserError(f"The device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+        from vitocr.run_torch import load_on
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        raise UserError(
+            f"{path} is read with torch, and there is no {error.name} here. Either pip install vitocr with all it "
+            f"needs, or, where that is done, make an ONNX file of the model: vitocr export {path.name} --to onnx"
+        ) from error
+    network, description = load_on(path, device)
     return Predictor(network, description)
 
 
-Result = Label | Reading | Failure
+class Runner(Protocol):
+    """What makes answers of batches: `run_torch.TorchModel` or `run_onnx.Graphs`."""
+
+    def answers(self, pixels: NDArray[np.float32]) -> Iterable[Any]:
+        """Of every image of (B, 3, h, w) its logits (C,), or the fields of `heads.text.Decoded`."""
+
+    def stack(self, answers: Sequence[Any], classes: int) -> Any:
+        """Logits of single images, or of none, as one array or tensor (N, classes)."""
 
 
 class Answer(NamedTuple):
@@ -69,15 +92,25 @@ class Predictor:
     Arrays are (H, W), (H, W, 3) or (H, W, 4), tensors (3, H, W); uint8, or floats from 0 to 1.
     """
 
-    def __init__(self, model: nn.Module, description: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module | Runner, description: dict[str, Any]) -> None:
+        if description["kind"] == "pretrain":
+            raise UserError(
+                "This model was pretrained without labels: it has learned to see, and nothing to answer. Train it "
+                "for a task first: python train.py task=cifar10 init=PATH, with the same backbone"
+            )
         if description["kind"] not in ("classify", "text"):
             raise UserError(f"This vitocr cannot use a model of kind {description['kind']!r}: upgrade vitocr.")
-        self.model = model.eval()
         self.description = description
         self.preprocess = Preprocess.from_dict(description["preprocess"])
         self.codec: Classes | Charset = codec_from_dict(description["codec"])
         self.reads_text = description["kind"] == "text"
-        self.device = next(model.parameters()).device
+        self.runner: Runner
+        if hasattr(model, "answers"):
+            self.runner = cast(Runner, model)
+        else:
+            from vitocr.run_torch import TorchModel
+
+            self.runner = TorchModel(cast("nn.Module", model), reads_text=self.reads_text)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -98,8 +131,8 @@ class Predictor:
 
         A single image that cannot be read raises UserError.
         """
-        is_stack = isinstance(inputs, np.ndarray | Tensor) and inputs.ndim == 4
-        if is_stack or not isinstance(inputs, _ONE):
+        is_array = isinstance(inputs, np.ndarray) or _is_tensor(inputs)
+        if inputs.ndim == 4 if is_array else not isinstance(inputs, str | Path | Image.Image):
             return list(self.stream(inputs, batch_size=batch_size, top_k=top_k))
         (result,) = self.stream([inputs], batch_size=1, top_k=top_k)
         if isinstance(result, Failure):
@@ -121,17 +154,17 @@ class Predictor:
         prepared = _in_order(self._prepare, enumerate(inputs), ahead=batch_size)
         while batch := list(islice(prepared, batch_size)):
             readable = [pixels for _, pixels, _ in batch if not isinstance(pixels, Failure)]
-            rows = iter(self._forward(np.stack(readable)) if readable else ())
+            rows = iter(self.runner.answers(np.stack(readable)) if readable else ())
             for source, pixels, size in batch:
                 yield Answer(source, pixels if isinstance(pixels, Failure) else next(rows), size)
 
-    def logits(self, images: NDArray[np.uint8], *, batch_size: int = 64) -> Tensor:
-        """(N, H, W, 3) uint8 images of any size to (N, C) logits, on the CPU."""
-        batches = (images[start : start + batch_size] for start in range(0, len(images), batch_size))
-        outputs = [
-            torch.stack(list(self._forward(np.stack([self.preprocess(image) for image in batch])))) for batch in batches
-        ]
-        return torch.cat(outputs) if outputs else torch.empty(0, len(self.classes))
+    def logits(self, images: NDArray[np.uint8], *, batch_size: int = 64) -> Any:
+        """(N, H, W, 3) uint8 images of any size to (N, C) logits: a tensor on the CPU, or an array without torch."""
+        return self.stack([answer.logits for answer in self.stream_logits(images, batch_size=batch_size)])
+
+    def stack(self, logits: Sequence[Any]) -> Any:
+        """Those of `stream_logits` as one tensor or array (N, C)."""
+        return self.runner.stack(logits, len(self.classes))
 
     def _prepare(
         self, numbered: tuple[int, Picture]
@@ -144,18 +177,13 @@ class Predictor:
         except UserError as error:
             return source, Failure(source or f"input {number}", str(error)), (0, 0)
 
-    @torch.inference_mode()
-    def _forward(self, pixels_BCHW: NDArray[np.float32]) -> Iterable[Any]:
-        images = torch.from_numpy(pixels_BCHW).to(self.device)
-        if self.reads_text:
-            return zip(*(field.cpu() for field in self.model.decode(images)), strict=True)  # type: ignore[operator]
-        logits: Tensor = self.model(images)  # (B, C)
-        return logits.float().cpu()
-
     def _label(self, answer: Answer, top_k: int) -> Label:
-        probs, ids = answer.logits.softmax(dim=-1).topk(min(max(top_k, 1), len(self.classes)))
-        top = tuple((self.classes[i], p) for i, p in zip(ids.tolist(), probs.tolist(), strict=True))
-        return Label(name=top[0][0], confidence=top[0][1], top=top, index=int(ids[0]), source=answer.source)
+        logits = np.asarray(answer.logits)
+        shares = np.exp(logits - logits.max())
+        shares /= shares.sum()
+        best = np.argsort(-shares, kind="stable")[: max(top_k, 1)].tolist()
+        top = tuple((self.classes[index], float(shares[index])) for index in best)
+        return Label(name=top[0][0], confidence=top[0][1], top=top, index=best[0], source=answer.source)
 
     def _reading(self, answer: Answer) -> Reading:
         assert isinstance(self.codec, Charset)
@@ -171,7 +199,13 @@ class Predictor:
         return Reading(text, float(confidence), characters, answer.source)
 
 
-def _pixels(item: Picture) -> NDArray[np.uint8]:
+def _is_tensor(item: Any) -> bool:
+    """Of torch, without importing it: who has a tensor has done that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(item, torch.Tensor)
+
+
+def _pixels(item: Any) -> NDArray[np.uint8]:
     """Whatever people call an image, as uint8 (H, W, 3)."""
     if isinstance(item, str | Path):
         return decode_image(item)
@@ -180,7 +214,7 @@ def _pixels(item: Picture) -> NDArray[np.uint8]:
             return to_rgb(item)
         except (OSError, SyntaxError, ValueError) as error:  # a lazily opened file turns out to be damaged
             raise UserError(f"The image cannot be decoded: {error}") from error
-    if isinstance(item, Tensor):
+    if _is_tensor(item):
         item = item.detach().cpu().float().numpy() if item.is_floating_point() else item.detach().cpu().numpy()
         if item.ndim == 3 and item.shape[0] in (1, 3, 4):  # torch's order
             item = item.transpose(1, 2, 0)

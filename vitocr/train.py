@@ -57,7 +57,7 @@ def default_keys() -> list[str]:
 
 
 def job(cfg: Any) -> float | None:
-    """One run. Returns the validation accuracy, which is what a sweeper optimises."""
+    """One run. Returns the validation accuracy (of pretraining, the loss), which is what a sweeper optimises."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import OmegaConf
@@ -128,12 +128,14 @@ def train(config: dict[str, Any], *, folder: Path, checkpoint: Path | None, swee
     say(f"vitocr {vitocr.__version__}: {config['name']}, {describe_plan(plan)}, run folder {folder}")
 
     from vitocr.training import setup
+    from vitocr.training.initialise import start_from
 
     kit = setup.open_kit(config, plan=plan, say=say)
     L.seed_everything(config["seed"], verbose=False)
     model, description = setup.build(config, kit, plan=plan)
     parameters = sum(p.numel() for p in model.parameters())
     say(f"{setup.name_of(config['backbone'])}, {parameters / 1e6:.2f} M parameters, {kit.summary}")
+    start_from(config, model, description, resuming=checkpoint is not None, say=say)
     batches = kit.sizes["train"] // config["batch_size"]
     steps = config["steps"] or (config["epochs"] and round(config["epochs"] * batches))
     budget_s = None if config["budget"] is None else parse_seconds(config["budget"])

@@ -54,6 +54,7 @@ def load_cifar10(
     data_dir: Path,
     *,
     download: bool = True,
+    fraction: float = 1.0,
     val_size: int = 0,
     seed: int = 0,
     say: Say = print,
@@ -62,9 +63,12 @@ def load_cifar10(
 ) -> Splits:
     """CIFAR-10 from the cache, or else from the first source that has it.
 
-    val_size: images taken from the train split for validation, the same number of each class; with 0 there is
-    no validation split and all 50,000 are for training.
+    fraction: of the train split that is used at all, the same share of each class and the same images every time.
+    val_size: images taken from these for validation, the same number of each class; with 0 there is no validation
+    split and all are for training.
     """
+    if not 0 < fraction <= 1:
+        raise UserError(f"data.fraction={fraction} is the share of the labels to train on: above 0, at most 1.")
     data_dir = Path(data_dir)
     arrays = _cached(data_dir, edition, say)
     if arrays is None:
@@ -73,6 +77,8 @@ def load_cifar10(
             arrays = _cached(data_dir, edition, say) or _fetch(data_dir, edition, sources, download, say)
     train = ImageArrays(arrays["train_images"], arrays["train_labels"].astype(np.int64))
     test = ImageArrays(arrays["test_images"], arrays["test_labels"].astype(np.int64))
+    if fraction < 1:
+        train = split_off(train, fraction, seed=seed)[1]
     val = None
     if val_size:
         train, val = split_off(train, val_size, seed=seed)

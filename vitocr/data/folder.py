@@ -139,7 +139,7 @@ def _read_classes(folder: Path, root: Path, notes: list[str]) -> list[tuple[str,
         if not entry.is_dir():
             continue
         before = len(pairs)
-        for file in _walk(entry):
+        for file in images_below(entry):
             pairs.append((file.relative_to(root).as_posix(), normalize("NFC", entry.name)))
         if len(pairs) == before:
             notes.append(f"Ignored the folder {entry.relative_to(root).as_posix()!r}: it holds no images.")
@@ -161,14 +161,14 @@ def _images_in(folder: Path) -> list[Path]:
     return [file for file in _visible(folder) if file.suffix.lower() in EXTENSIONS and file.is_file()]
 
 
-def _walk(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+def images_below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """Image files at any depth, links followed, but not round in circles."""
     real = folder.resolve()
     if real in above:
         return
     for entry in _visible(folder):
         if entry.is_dir():
-            yield from _walk(entry, above | {real})
+            yield from images_below(entry, above | {real})
         elif entry.suffix.lower() in EXTENSIONS:
             yield entry
 

@@ -144,6 +144,22 @@ class Permuted(DecoderHead):
         assert weights is not None
         return self.logits(x), weights
 
+    def look(
+        self, given: Tensor, places: Tensor, written: Tensor, image: KeysValues, past: KeysValues
+    ) -> tuple[Tensor, Tensor, KeysValues]:
+        """Any kind of reading in one: what is exported.
+
+        Logits (B, P, S + 1) of the `places` (P,), where each looked (B, P, N), and the past with `given` (B, n)
+        in it. A place sees the first `written` (B,) of the begin and the characters, but never its own.
+        """
+        seen = past.grown(self.content(given, past.keys.shape[2], past.keys.dtype))
+        at = torch.arange(seen.keys.shape[2], device=given.device)
+        mask = (at != places[:, None] + 1) & (at < written[:, None, None])  # (B, P, M)
+        queries = self.positions[0][places].to(past.keys.dtype).expand(given.shape[0], -1, -1)
+        x, weights = self.answers(queries, seen, image, mask=mask[:, None], want_weights=True)
+        assert weights is not None
+        return self.logits(x), weights, seen
+
     def reader(self, memory: Tensor) -> "Reading":
         return Reading(self, memory, self.block.image.remember(memory))
 
@@ -174,20 +190,15 @@ class Reading:
 
     def __init__(self, head: Permuted, memory: Tensor, image: KeysValues) -> None:
         self.head, self.memory, self.image = head, memory, image
-        self.past: KeysValues | None = None
-        self.at = 0
+        self.past = KeysValues(image.keys[:, :, :0], image.values[:, :, :0])
 
     def step(self, previous: Tensor) -> tuple[Tensor, Tensor]:
-        head = self.head
-        new = head.content(previous[:, None], self.at, self.memory.dtype)
-        self.past = new if self.past is None else self.past.grown(new)
-        query = head.queries(self.memory, self.at, 1)
+        head, at = self.head, self.past.keys.shape[2]
+        self.past = self.past.grown(head.content(previous[:, None], at, self.memory.dtype))
+        query = head.queries(self.memory, at, 1)
         x, weights = head.answers(query, self.past, self.image, mask=None, want_weights=True)
-        self.at += 1
         assert weights is not None
         return head.logits(x)[:, 0], weights[:, 0]
 
     def keep(self, rows: Tensor) -> None:
-        self.memory, self.image = self.memory[rows], self.image.kept(rows)
-        if self.past is not None:
-            self.past = self.past.kept(rows)
+        self.memory, self.image, self.past = self.memory[rows], self.image.kept(rows), self.past.kept(rows)

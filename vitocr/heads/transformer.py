@@ -76,6 +76,24 @@ class Transformer(DecoderHead):
             told["loss"] = told["loss"] + align * told["align"]
         return told
 
+    def begin(self, memory: Tensor) -> tuple[list[KeysValues], list[KeysValues]]:
+        """Of every layer the keys and values of the image, and those of a text of which nothing is read yet."""
+        images = [block.image.remember(memory) for block in self.layers()]
+        return images, [KeysValues(image.keys[:, :, :0], image.values[:, :, :0]) for image in images]
+
+    def step(
+        self, previous: Tensor, images: list[KeysValues], pasts: list[KeysValues], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, list[KeysValues]]:
+        """Logits (B, S + 1) of the symbol after `previous` (B,), where it looked (B, N), and the past with it."""
+        at = pasts[0].keys.shape[2]
+        x = (self.embed(previous[:, None]) + self.positions[:, at : at + 1]).to(dtype)  # (B, 1, D)
+        weights, grown = None, []
+        for block, image, past in zip(self.layers(), images, pasts, strict=True):
+            grown.append(past.grown(block.remember(x)))
+            x, weights = block(x, grown[-1], image, want_weights=block is self.blocks[-1])
+        assert weights is not None
+        return self.logits(self.norm(x))[:, 0], weights[:, 0], grown
+
     def reader(self, memory: Tensor) -> "Reading":
         return Reading(self, memory)
 
@@ -85,23 +103,12 @@ class Reading:
 
     def __init__(self, head: Transformer, memory: Tensor) -> None:
         self.head, self.dtype = head, memory.dtype
-        self.images = [block.image.remember(memory) for block in head.layers()]
-        self.pasts: list[KeysValues | None] = [None] * len(self.images)
-        self.at = 0
+        self.images, self.pasts = head.begin(memory)
 
     def step(self, previous: Tensor) -> tuple[Tensor, Tensor]:
-        head = self.head
-        x = (head.embed(previous[:, None]) + head.positions[:, self.at : self.at + 1]).to(self.dtype)  # (B, 1, D)
-        self.at += 1
-        weights = None
-        for i, block in enumerate(head.layers()):
-            new, past = block.remember(x), self.pasts[i]
-            past = new if past is None else past.grown(new)
-            self.pasts[i] = past
-            x, weights = block(x, past, self.images[i], want_weights=i == len(self.images) - 1)
-        assert weights is not None
-        return head.logits(head.norm(x))[:, 0], weights[:, 0]
+        logits, weights, self.pasts = self.head.step(previous, self.images, self.pasts, self.dtype)
+        return logits, weights
 
     def keep(self, rows: Tensor) -> None:
         self.images = [image.kept(rows) for image in self.images]
-        self.pasts = [past.kept(rows) if past is not None else None for past in self.pasts]
+        self.pasts = [past.kept(rows) for past in self.pasts]

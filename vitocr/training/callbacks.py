@@ -27,6 +27,11 @@ CURVE = ("step", "epoch", "seconds", "progress", "lr", "train_loss", "train_accu
          "images_per_second")  # fmt: skip
 
 
+def counted(trainer: L.Trainer, module: Training) -> dict[str, float]:
+    """The figures of the validation that has just ended."""
+    return {name: float(trainer.callback_metrics[f"val_{name}"]) for name in module.kit.counts}
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
     """A kill or a full disk while saving leaves the previous checkpoint as it was."""
 
@@ -198,7 +203,7 @@ class Recorder(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]
         if trainer.sanity_checking:
             return
-        self.write(trainer, module, {k: float(trainer.callback_metrics[k]) for k in ("val_loss", "val_accuracy")})
+        self.write(trainer, module, {f"val_{name}": value for name, value in counted(trainer, module).items()})
         self.peak_bytes = max(self.peak_bytes, self.memory_of_all(module))
         # What the end of the run will need: one more validation, the test set, saving and pictures.
         per_image = (time.monotonic() - self.val_started) / max(1, self.val_images)
@@ -292,9 +297,10 @@ class Keeper(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]
         if trainer.sanity_checking:
             return
-        self.val = {name: float(trainer.callback_metrics[f"val_{name}"]) for name in ("loss", "accuracy")}
-        if self.val["accuracy"] >= self.best:  # of equals the later one has seen more
-            self.best = self.val["accuracy"]
+        self.val = counted(trainer, module)
+        score = self.val.get("accuracy", -self.val["loss"])
+        if score >= self.best:  # of equals the later one has seen more
+            self.best = score
             self.save(trainer, best=True)
 
     def on_train_end(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]

@@ -1,6 +1,6 @@
 """What is particular to naming classes: its data, how a batch becomes a loss, how it is judged and reported.
 
-A *kit* is all that training needs to know of a task; `vitocr.training.text` is the other one.
+A *kit* is all that training needs to know of a task; `training/text.py` and `training/pretrain.py` are the others.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ClassifyKit:
         right = (logits.argmax(dim=1) == batch.targets).sum()
         return torch.stack([loss.double(), right.double(), torch.full_like(loss, len(images), dtype=torch.float64)])
 
-    def report(self, predictor: Predictor, folder: Path) -> dict[str, dict[str, Any]]:
+    def report(self, model: Model, description: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
         """The figures of the test split (without one, of the validation split), and the pictures."""
         measured = "test" if self.splits.test is not None else "val"
         rows = getattr(self.splits, measured)
@@ -106,7 +106,10 @@ class ClassifyKit:
             return {}
         began = time.monotonic()
         found = measure(
-            predictor, rows, batch_size=250, watch=lambda items, total: progress(items, total, what="evaluating")
+            Predictor(model, description),
+            rows,
+            batch_size=250,
+            watch=lambda items, total: progress(items, total, what="evaluating"),
         )
         summary = summarise_classification(found.logits, found.labels, self.splits.classes)
         summary["seconds"] = time.monotonic() - began

@@ -39,12 +39,14 @@ class Display:
     def show(self, row: dict[str, Any], *, left_s: float) -> None:
         if row.get("val_accuracy") is not None:
             self.val = f"  val {100 * row['val_accuracy']:.2f}%"
+        elif row.get("val_loss") is not None:
+            self.val = f"  val loss {row['val_loss']:.4f}"
         loss = f"  loss {row['train_loss']:.3f}" if row["train_loss"] != "" else ""
         rate = f"  {row['images_per_second']:.0f} img/s" if row["images_per_second"] != "" else ""
         text = f"step {row['step']}  epoch {row['epoch']:.1f}{loss}{self.val}{rate}  {clock_face(left_s)} left"
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=row["progress"], description=text)
-        elif "val_accuracy" in row or time.monotonic() - self.last_line >= self.line_every_s:
+        elif "val_loss" in row or time.monotonic() - self.last_line >= self.line_every_s:
             self.last_line = time.monotonic()
             print(f"{clock_face(row['seconds']):>8}  {100 * row['progress']:3.0f}%  {text}", flush=True)
 

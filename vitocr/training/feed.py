@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import lightning as L
 import torch
@@ -13,15 +13,14 @@ from torch import Tensor
 from vitocr.models.model import Model
 from vitocr.preprocess import Preprocess
 
-if TYPE_CHECKING:
-    from vitocr.predict import Predictor
-
 
 class Kit(Protocol):
-    """What differs between the tasks: `ClassifyKit` and `TextKit` are the two there are."""
+    """What differs between the tasks: `ClassifyKit`, `TextKit` and `PretrainKit` are those there are."""
 
     kind: str
-    counts: tuple[str, ...]  # what validation reports, each a mean over images; "accuracy" decides which is best
+    # What validation reports, each a mean over images. Best is the checkpoint of the highest "accuracy", or where
+    # that is not counted, of the lowest "loss".
+    counts: tuple[str, ...]
     config: dict[str, Any]
     preprocess: Preprocess
     codec: Any
@@ -40,8 +39,8 @@ class Kit(Protocol):
     def judge(self, model: Model, batch: Any, *, dtype: torch.dtype) -> Tensor:
         """Sums over the images of a batch of what `counts` names, and how many images these are."""
 
-    def report(self, predictor: Predictor, folder: Path) -> dict[str, dict[str, Any]]:
-        """Figures by split, and the pictures in `folder`."""
+    def report(self, model: Model, description: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
+        """Figures of the finished model by split, and the pictures in `folder`."""
 
 
 class Endless:

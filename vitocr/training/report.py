@@ -12,7 +12,6 @@ import torch
 
 from vitocr.checkpoint import atomic_write, load_model, save_model
 from vitocr.curve import draw_curves
-from vitocr.predict import Predictor
 from vitocr.training.feed import Kit
 
 OF_TRAINING = ("steps", "epochs", "seconds", "images_seen", "images_per_second", "gflops_per_second",
@@ -20,10 +19,10 @@ OF_TRAINING = ("steps", "epochs", "seconds", "images_seen", "images_per_second",
 
 
 def report(folder: Path, kit: Kit, *, say: Callable[[str], object], started: float) -> float | None:
-    """Evaluate best.ckpt and write everything down. Returns the validation accuracy."""
+    """Evaluate best.ckpt and write everything down. Returns the validation accuracy, or loss where that is all."""
     model, description = load_model(folder / "best.ckpt", device="cuda" if torch.cuda.is_available() else "cpu")
     metrics: dict[str, Any] = dict(description["metrics"])
-    for split, summary in kit.report(Predictor(model, description), folder).items():
+    for split, summary in kit.report(model, description, folder).items():
         metrics[split] = metrics.get(split, {}) | summary
     draw_curves(folder / "curve.png", {folder.name: folder / "metrics.csv"})
     description["metrics"] = metrics
@@ -37,5 +36,6 @@ def report(folder: Path, kit: Kit, *, say: Callable[[str], object], started: flo
     text = json.dumps(figures, indent=2, ensure_ascii=False)
     atomic_write(folder / "metrics.json", lambda path: path.write_text(text, encoding="utf-8"))
     say(f"wrote model.safetensors, metrics.json and pictures to {folder}")
-    accuracy = metrics.get("val", {}).get("accuracy")
-    return accuracy if isinstance(accuracy, float) else None
+    val = metrics.get("val", {})
+    figure = val.get("accuracy", val.get("loss"))
+    return figure if isinstance(figure, float) else None

@@ -43,7 +43,11 @@ def open_kit(config: dict[str, Any], *, plan: machine.Plan, say: Say) -> Kit:
         from vitocr.training.text import TextKit
 
         return TextKit(config, workers=plan.workers, say=say)
-    raise UserError(f"kind={config['kind']}: a task is of kind classify or text")
+    if config["kind"] == "pretrain":
+        from vitocr.training.pretrain import PretrainKit
+
+        return PretrainKit(config, workers=plan.workers, say=say)
+    raise UserError(f"kind={config['kind']}: a task is of kind classify, text or pretrain")
 
 
 def name_of(part: dict[str, Any]) -> str:
@@ -83,6 +87,10 @@ def build_trainer(
     config: dict[str, Any], kit: Kit, model: Model, description: dict[str, Any], *,
     clock: Clock, plan: machine.Plan, folder: Path,
 ) -> tuple[L.Trainer, Training, Feed]:  # fmt: skip
+    if config["trainer"]["recompute"]:
+        if not hasattr(model.backbone, "recompute"):
+            raise UserError("trainer.recompute=true works block by block: choose one of the ViTs, or leave it out")
+        model.backbone.recompute = True  # type: ignore[assignment]
     batches = kit.sizes["train"] // config["batch_size"]
     validates = "val" in kit.sizes
     module = Training(

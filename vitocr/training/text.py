@@ -147,8 +147,9 @@ class TextKit:
             images.device
         )
 
-    def report(self, predictor: Predictor, folder: Path) -> dict[str, dict[str, Any]]:
+    def report(self, model: Model, description: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
         """The figures of every test set (without any, of the validation set), and a sheet of readings."""
+        predictor = Predictor(model, description)
         sets = {source.name: source for source in self.test or self.val}
         figures: dict[str, dict[str, Any]] = {}
         for number, (name, source) in enumerate(sets.items()):

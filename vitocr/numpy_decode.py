@@ -1,0 +1,255 @@
+"""What the text heads do with their logits, in numpy: reading where there is no torch.
+
+The same as `heads/text.py`, `heads/ctc.py` and `heads/joint.py` say it for torch, with the graphs of an exported model
+in place of the modules; `export/check.py` holds the two against each other for every model that is exported.
+
+Shapes: B images, L characters (padded with -1), N = rows x columns tokens, T columns, S symbols, P places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitocr.errors import UserError, did_you_mean
+
+Floats = NDArray[np.floating[Any]]
+Ids = NDArray[np.int64]
+Tensors = Mapping[str, NDArray[Any]]
+Run = Callable[[Tensors], Tensors]  # a graph: named inputs to named outputs
+
+WAYS = ("decoder", "ctc", "surer")
+CROWDED = 0.75  # words that have ended stay in the batch until they are a quarter of it: leaving costs a copy
+
+
+class Decoded(NamedTuple):
+    """As `heads.text.Decoded`. Entries beyond the length of a text are -1 in ids, 1 in probs, 0 in where."""
+
+    ids: Ids  # (B, L)
+    lengths: Ids  # (B,)
+    probs: Floats  # (B, L)
+    confidence: Floats  # (B,)
+    where: Floats  # (B, L, 4)
+
+
+def decode(
+    encoded: Tensors,
+    step: Run | None,
+    reading: Mapping[str, Any],
+    *,
+    by: str | None = None,
+    mode: str = "ar",
+    refine: int = 1,
+) -> Decoded:
+    """What an exported text model reads. encoded: what `encode` gave; the options are those of the heads."""
+    if reading["head"] == "ctc":
+        return decode_ctc(encoded, rows=reading["rows"], blank=reading["blank"])
+    by = by or ("surer" if reading["ctc"] else "decoder")
+    if by not in WAYS:
+        raise UserError(f"by={by}: choose one of {', '.join(WAYS)}.{did_you_mean(by, WAYS)}")
+    if by != "decoder" and not reading["ctc"]:
+        raise UserError(f"by={by} needs a model trained with a CTC head (head.ctc > 0), which this one lacks")
+    if by != "decoder":
+        aligned = decode_ctc(encoded, rows=reading["rows"], blank=reading["end"])
+        if by == "ctc":
+            return aligned
+    assert step is not None
+    image = {name: encoded[name] for name in reading["image"]}
+    if reading["head"] == "permuted":
+        decoded = read_permuted(step, image, reading, mode=mode, refine=refine)
+    else:
+        decoded = read_stepwise(step, image, reading)
+    return decoded if by == "decoder" else choose(decoded, aligned, aligned.confidence > decoded.confidence)
+
+
+def softmax(logits: Floats) -> Floats:
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def read_stepwise(step: Run, image: Tensors, reading: Mapping[str, Any]) -> Decoded:
+    """The likeliest symbol at every step, until the last word has ended."""
+    end, max_length = reading["end"], reading["max_length"]
+    B = len(next(iter(image.values())))
+    state = beginning(reading, B)
+    ids = np.full((B, max_length + 1), end, dtype=np.int64)
+    probs = np.ones((B, max_length + 1), dtype=np.float32)
+    weights = None
+    running = np.arange(B)  # which images are in the batch, and which of these are still being read
+    going = np.ones(B, dtype=bool)
+    previous = np.full(B, end, dtype=np.int64)
+    for at in range(max_length + 1):
+        feeds: dict[str, Any] = {"given": previous[:, None], **image, **state}
+        if reading["head"] == "permuted":
+            feeds |= {"places": np.array([at]), "written": np.full(len(running), at + 1)}
+        found = step(feeds)
+        state = {entry["in"]: found[entry["out"]] for entry in reading["state"]}
+        looked = found["weights"].reshape(len(running), -1)
+        chances = softmax(found["logits"].reshape(len(running), -1))
+        previous = chances.argmax(axis=1) if at < max_length else np.full(len(running), end)
+        rows = running[going]
+        if weights is None:
+            weights = np.zeros((B, max_length + 1, looked.shape[1]), dtype=np.float32)
+        ids[rows, at], weights[rows, at] = previous[going], looked[going]
+        probs[rows, at] = np.take_along_axis(chances, previous[:, None], axis=1)[going, 0]
+        going &= previous != end
+        left = int(going.sum())
+        if left == 0:
+            break
+        if left <= CROWDED * len(running):
+            running, previous = running[going], previous[going]
+            image = {name: tensor[going] for name, tensor in image.items()}
+            state = {name: tensor[going] for name, tensor in state.items()}
+            going = going[going]
+    assert weights is not None
+    return until_the_end(ids, probs, weights, end=end, rows=reading["rows"])
+
+
+def beginning(reading: Mapping[str, Any], B: int) -> dict[str, NDArray[np.float32]]:
+    """The state of a reading of which nothing is read yet."""
+    return {entry["in"]: np.zeros((B, *entry["shape"]), dtype=np.float32) for entry in reading["state"]}
+
+
+def read_permuted(step: Run, image: Tensors, reading: Mapping[str, Any], *, mode: str, refine: int) -> Decoded:
+    """As `heads.permuted.Permuted.read`."""
+    if mode not in ("ar", "parallel"):
+        raise UserError(f"mode={mode}: choose ar or parallel")
+    found = read_stepwise(step, image, reading) if mode == "ar" else read_places(step, image, reading, None)
+    for _ in range(refine):
+        found = read_places(step, image, reading, found)
+    return found
+
+
+def read_places(step: Run, image: Tensors, reading: Mapping[str, Any], guess: Decoded | None) -> Decoded:
+    """One pass over all places, given nothing or a guess, which may grow by one character."""
+    end, max_length = reading["end"], reading["max_length"]
+    B = len(next(iter(image.values())))
+    P = max_length + 1
+    if guess is None:
+        given = np.full((B, 1), end, dtype=np.int64)
+        written, longest = np.ones(B, dtype=np.int64), np.full(B, max_length)
+    else:
+        P = min(P, guess.ids.shape[1] + 2)
+        given = np.full((B, P), end, dtype=np.int64)
+        given[:, 1 : 1 + guess.ids.shape[1]] = np.where(guess.ids >= 0, guess.ids, end)[:, : P - 1]
+        written, longest = guess.lengths + 1, np.minimum(guess.lengths + 1, max_length)
+    asked = {"given": given, "places": np.arange(P), "written": written}
+    found = step({**asked, **image, **beginning(reading, B)})
+    chances = softmax(found["logits"])  # (B, P, S + 1)
+    ids, probs = chances.argmax(axis=2), chances.max(axis=2)
+    no_room = np.arange(P) >= longest[:, None]
+    ids, probs = np.where(no_room, end, ids), np.where(no_room, chances[..., end], probs)
+    return until_the_end(ids, probs, found["weights"], end=end, rows=reading["rows"])
+
+
+def until_the_end(ids: Ids, probs: Floats, weights: Floats, *, end: int, rows: int) -> Decoded:
+    """Symbols (B, P) of which at least the last is the end, cut at the first end."""
+    lengths = (ids == end).argmax(axis=1)
+    spoken = np.arange(ids.shape[1]) <= lengths[:, None]  # the end included
+    confidence = np.where(spoken, probs, 1).prod(axis=1)
+    longest = int(lengths.max(initial=0))
+    real = np.arange(longest) < lengths[:, None]
+    return Decoded(
+        np.where(real, ids[:, :longest], -1),
+        lengths,
+        np.where(real, probs[:, :longest], 1),
+        confidence,
+        boxes(weights[:, :longest], lengths, rows),
+    )
+
+
+def decode_ctc(encoded: Tensors, *, rows: int, blank: int) -> Decoded:
+    """Greedy, with the probability of the text over all its ways on the columns, as `heads.ctc.Ctc.decode`."""
+    chances = softmax(encoded["ctc_logits"])  # (B, T, S + 1)
+    B, T, _ = chances.shape
+    said, best = chances.argmax(axis=2), chances.max(axis=2)  # (B, T)
+    before = np.concatenate([np.full((B, 1), blank), said[:, :-1]], axis=1)
+    fresh = (said != blank) & (said != before)
+    lengths = fresh.sum(axis=1)
+    longest = int(lengths.max(initial=0))
+    places = np.arange(longest)
+    character = np.where(said != blank, fresh.cumsum(axis=1) - 1, longest)
+    belongs = character[:, None] == places[:, None]  # (B, L, T)
+    real = places < lengths[:, None]
+    ids = np.where(real, (belongs * said[:, None]).max(axis=2, initial=0), -1)
+    probs = np.where(real, (belongs * best[:, None]).max(axis=2, initial=0), 1)
+    shares = encoded.get("ctc_shares")  # (B, rows, T)
+    if shares is None:
+        shares = np.full((B, rows, T), 1 / rows, dtype=np.float32)
+    seen = belongs[:, :, None] * shares[:, None]  # (B, L, rows, T)
+    confidence = text_probability(chances, ids, lengths, blank=blank)
+    return Decoded(ids, lengths, probs, confidence, boxes(seen.reshape(B, longest, rows * T), lengths, rows))
+
+
+def text_probability(chances: Floats, ids: Ids, lengths: Ids, *, blank: int) -> Floats:
+    """The probability (B,) of texts (B, L), summed over all ways to lay them on the columns of (B, T, S + 1).
+
+    Graves et al. 2006: symbols stand between blanks; a column stays, goes on, or skips the blank between two that
+    differ. The sums are brought back to 1 at every column, so that none runs out of digits.
+    """
+    B, T, _ = chances.shape
+    L = ids.shape[1]
+    states = np.full((B, 2 * L + 1), blank)
+    states[:, 1::2] = np.where(ids >= 0, ids, blank)
+    within = np.arange(2 * L + 1) <= 2 * lengths[:, None]
+    skips = np.zeros((B, 2 * L + 1))
+    skips[:, 3::2] = ids[:, 1:] != ids[:, :-1]
+    at = np.take_along_axis(chances, states[:, None], axis=2).astype(np.float64) * within[:, None]  # (B, T, 2L + 1)
+    ways = np.zeros((B, 2 * L + 3))  # two states that never are, so that every state has two before it
+    ways[:, 2:4] = at[:, 0, :2]
+    logs = np.zeros(B)
+    for column in range(1, T):
+        ways[:, 2:] = (ways[:, 2:] + ways[:, 1:-1] + skips * ways[:, :-2]) * at[:, column]
+        total = ways.sum(axis=1)
+        ways /= total[:, None]
+        logs += np.log(total)
+    last = 2 * lengths[:, None] + 2
+    ends = np.take_along_axis(ways, last, axis=1) + np.take_along_axis(ways, last - 1, axis=1)
+    return ends[:, 0] * np.exp(logs)
+
+
+def boxes(weights: Floats, lengths: Ids, rows: int) -> Floats:
+    """(B, L, N) weights on the grid to boxes (B, L, 4): around the peak, as far as half its height."""
+    B, L, N = weights.shape
+    grid = weights.reshape(B, L, rows, N // rows)
+    top, bottom = run_around_peak(grid.sum(axis=3))
+    left, right = run_around_peak(grid.sum(axis=2))
+    box = np.stack([left, top, right, bottom], axis=2)
+    return np.where((np.arange(L) < lengths[:, None])[..., None], box, 0)
+
+
+def run_around_peak(profile: Floats) -> tuple[Floats, Floats]:
+    """Begin and end, as shares, of the cells next to the highest of (..., n) that are at least half as high."""
+    n = profile.shape[-1]
+    cells = np.arange(n)
+    peak = profile.argmax(axis=-1)[..., None]
+    low = profile < profile.max(axis=-1, keepdims=True) / 2
+    first = np.where(low & (cells < peak), cells, -1).max(axis=-1) + 1
+    last = np.where(low & (cells > peak), cells, n).min(axis=-1)
+    return first / n, last / n
+
+
+def choose(first: Decoded, second: Decoded, take_second: NDArray[np.bool_]) -> Decoded:
+    """Row by row one of two readings; `take_second` (B,)."""
+    lengths = np.where(take_second, second.lengths, first.lengths)
+    longest = int(lengths.max(initial=0))
+
+    def pick(a: NDArray[Any], b: NDArray[Any], empty: float) -> NDArray[Any]:
+        both = []
+        for each in (a, b):
+            wide = np.full((len(each), longest, *each.shape[2:]), empty, dtype=each.dtype)
+            wide[:, : each.shape[1]] = each[:, :longest]
+            both.append(wide)
+        return np.where(take_second.reshape(-1, *[1] * (a.ndim - 1)), both[1], both[0])
+
+    return Decoded(
+        pick(first.ids, second.ids, -1),
+        lengths,
+        pick(first.probs, second.probs, 1),
+        np.where(take_second, second.confidence, first.confidence),
+        pick(first.where, second.where, 0),
+    )

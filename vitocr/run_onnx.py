@@ -1,0 +1,110 @@
+"""A model in an ONNX file, run by onnxruntime on the CPU. No torch, here or in anything this imports.
+
+One file holds everything: the graph `encode`, and in its metadata
+- `vitocr`: the description, as in every checkpoint: task, codec, preprocessing, ...;
+- `vitocr.reading`: how the graphs fit together (vitocr/export/parts.py says what is in it);
+- `vitocr.step`: for heads with a decoder the graph of one step, an ONNX model of its own, in base64.
+
+Why the step is kept like that: it must stop early and be steered from outside, so it is a graph by itself; onnxruntime
+runs a graph whole or not at all, so the two cannot stand side by side in one; and hidden in an `If` or a `Loop` it
+would be out of reach of quantisers, and of whoever steers the reading.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitocr.description import check
+from vitocr.errors import UserError, did_you_mean
+from vitocr.numpy_decode import Decoded, Run, Tensors, decode
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+class Graphs:
+    """An exported model as `vitocr.predict` uses it: arrays to answers, by graphs that somebody runs."""
+
+    def __init__(self, encode: Run, step: Run | None, reading: dict[str, Any], description: dict[str, Any]) -> None:
+        self.encode, self.step, self.reading, self.description = encode, step, reading, description
+
+    def answers(self, pixels: NDArray[np.float32]) -> Iterable[Any]:
+        """Of every image its logits, or the fields of `Decoded`."""
+        if self.reading["head"] == "classify":
+            return self.encode({"images": pixels})["logits"]
+        return zip(*self.decode(pixels), strict=True)
+
+    def decode(self, pixels: NDArray[np.float32], **options: Any) -> Decoded:
+        """What images (B, 3, h, w) read; `options` as those of the head's own `decode`."""
+        return decode(self.encode({"images": pixels}), self.step, self.reading, **options)
+
+    def stack(self, answers: Sequence[NDArray[np.float32]], classes: int) -> NDArray[np.float32]:
+        return np.stack(answers) if answers else np.empty((0, classes), dtype=np.float32)
+
+
+def open_onnx(path: str | Path) -> Graphs:
+    path = Path(path)
+    encode = open_session(path)
+    metadata = encode.get_modelmeta().custom_metadata_map
+    if "vitocr" not in metadata or "vitocr.reading" not in metadata:
+        raise UserError(
+            f"{path} is an ONNX model, but holds no description that says how to use it: it was not made by "
+            "`vitocr export`."
+        )
+    description = check(json.loads(metadata["vitocr"]), path)
+    step = metadata.get("vitocr.step")
+    run_step = as_run(open_session(base64.b64decode(step))) if step else None
+    return Graphs(as_run(encode), run_step, json.loads(metadata["vitocr.reading"]), description)
+
+
+def open_session(model: Path | bytes) -> onnxruntime.InferenceSession:
+    if isinstance(model, Path) and not model.is_file():
+        if model.is_dir():
+            raise UserError(f"{model} is a folder; name the ONNX file in it.")
+        near = did_you_mean(model.name, [entry.name for entry in model.parent.glob("*")])
+        raise UserError(f"There is no model at {model}.{near}")
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UserError(
+            f"An ONNX model is read by onnxruntime, which cannot be imported here ({error}): pip install onnxruntime"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads()
+    options.log_severity_level = 3  # errors: what it warns of is how it rewrites the graph
+    # A decoder's two sessions take turns. Threads that wait busily for the one would slow down the other.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    source = str(model) if isinstance(model, Path) else model
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own types have nothing in common but this
+        name = model if isinstance(model, Path) else "The step of the decoder"
+        raise UserError(
+            f"{name} is not an ONNX model that onnxruntime {onnxruntime.__version__} can read: it is damaged or cut "
+            f"short, or needs a newer onnxruntime. What it says: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def threads() -> int:
+    """As many as torch would take: OMP_NUM_THREADS, else the cores this process may use."""
+    wish = os.environ.get("OMP_NUM_THREADS", "")
+    if wish.isdigit() and int(wish) > 0:
+        return int(wish)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def as_run(session: onnxruntime.InferenceSession) -> Run:
+    outputs = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Tensors) -> Tensors:
+        return dict(zip(outputs, session.run(outputs, inputs), strict=True))
+
+    return run
