@@ -18,7 +18,7 @@ train: setup
 	$(BIN)/python train.py $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile  # a thread each: two processes of many get in each other's way
 
 lint: setup
 	$(BIN)/ruff check .

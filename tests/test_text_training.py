@@ -24,7 +24,7 @@ TINY = [
     "task=str", "logger=none", "trainer=cpu", "trainer.threads=1", "trainer.precision=32-true",
     "preprocess.size=[32,64]", "backbone=vit_micro", "backbone.patch=[32,4]", "backbone.dim=64", "backbone.depth=2",
     "backbone.heads=2", "backbone.keep_patches=1", "batch_size=16", "data.val_size=2", "charset=36", "max_length=8",
-    "augment.ops=0", "label_smoothing=0", "log_every_steps=20", "val_every=100",
+    "augment.ops=0", "augment.warp=0", "label_smoothing=0", "log_every_steps=20", "val_every=100",
 ]  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_every_head_learns_64_photographed_words_by_heart(head: str, tmp_path: P
     (tmp_path / "labels.tsv").write_text("".join(chosen), encoding="utf-8")
     # The same words are validated by: what is asked is whether they can be learned at all.
     where = [f"data.{split}=[{tmp_path}]" for split in ("train", "val", "test")]
-    options = ["batch_size=32", "steps=320", "optim.lr=3e-3", f"head={head}", "charset=94", "augment.warp=0"]
+    options = ["batch_size=32", "steps=320", "optim.lr=3e-3", f"head={head}", "charset=94"]
     train([*TINY, *where, *options, f"run_dir={tmp_path / 'run'}"], tmp_path)
     figures = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert figures["test"]["n"] == 64 and figures["test"]["accuracy"]["94"] == 1.0
@@ -157,7 +157,7 @@ def test_korean_goes_through_rendering_training_and_reading_without_losing_a_cha
         lines.append(f"{number}.png\t{unicodedata.normalize(form, crop.text)}\n")  # type: ignore[arg-type]
     (tmp_path / "labels.tsv").write_text("".join(lines), encoding="utf-8")
     where = [f"data.{split}=[{tmp_path}]" for split in ("train", "val", "test")]
-    options = ["charset=korean", "protocol=exact", "steps=400", "optim.lr=3e-3", "head=ctc", "augment.warp=0"]
+    options = ["charset=korean", "protocol=exact", "steps=400", "optim.lr=3e-3", "head=ctc"]
     told = train([*TINY, *where, *options, "preprocess.size=[32,128]", f"run_dir={tmp_path / 'run'}"], tmp_path)
     assert "dropped" not in told
     reader = vitocr.load(tmp_path / "run")
