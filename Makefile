@@ -17,8 +17,9 @@ setup: .venv/ready
 train: setup
 	$(BIN)/python train.py $(ARGS)
 
+# Two at a time, a thread each: two processes of several threads get in each other's way.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile  # a thread each: two processes of many get in each other's way
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .
