@@ -29,8 +29,8 @@ import numpy as np
 from peers_process import Entrant, Failed, Words, evenly, started, write_words
 from peers_table import counted, markdown
 
+from vitocr.cores import usable_cores
 from vitocr.errors import UserError, did_you_mean
-from vitocr.machine import usable_cores
 from vitocr.output import progress
 from vitocr.text_metrics import summarise_text
 

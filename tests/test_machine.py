@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vitocr import machine
+from vitocr.cores import usable_cores
 from vitocr.errors import UserError
 from vitocr.machine import make_plan
 
@@ -131,7 +132,7 @@ def test_a_containers_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch) ->
             return f"{quota}\n" if path.name == "cpu.max" else read_text(path, *args, **kwargs)
 
         monkeypatch.setattr(Path, "read_text", fake)
-        assert machine.usable_cores() == cores
+        assert usable_cores() == cores
 
 
 def test_memory_in_use_is_measured() -> None:

@@ -87,7 +87,7 @@ def inputs(tokens: int, *, images: int = 2, heads: int = 2, dim: int = 8, seed: 
     return [(x * scale).requires_grad_() for x, scale in zip(made, (dim**-0.5, 1, 1), strict=True)]
 
 
-def compare(pattern: Pattern, tokens: int, *, causal: bool, seed: int = 0) -> None:
+def assert_as_masked_dense(pattern: Pattern, tokens: int, *, causal: bool, seed: int = 0) -> None:
     fast, slow = inputs(tokens, seed=seed), inputs(tokens, seed=seed)
     a = attend_sparse(*fast, pattern, causal=causal)
     b = attend_masked(*slow, pattern.mask(tokens, causal=causal))[0]
@@ -108,7 +108,7 @@ LENGTHS = [*range(1, 20), 24, 25, 31, 32, 33, 49, 64, 97]
 def test_it_equals_masked_dense_attention_at_every_length(kind: str, span: int, causal: bool) -> None:
     for tokens in LENGTHS:
         for summary in (1, 3) if kind == "fixed" else (1,):
-            compare(Pattern(kind, span, summary), tokens, causal=causal, seed=tokens)
+            assert_as_masked_dense(Pattern(kind, span, summary), tokens, causal=causal, seed=tokens)
 
 
 @BOTH_WAYS
@@ -117,7 +117,7 @@ def test_it_equals_masked_dense_attention_with_a_prefix(kind: str, causal: bool)
     for tokens in (2, 5, 17, 33):
         for prefix in (1, 2):
             if prefix < tokens:
-                compare(Pattern(kind, 4, 2, prefix), tokens, causal=causal, seed=tokens)
+                assert_as_masked_dense(Pattern(kind, 4, 2, prefix), tokens, causal=causal, seed=tokens)
 
 
 @BOTH_WAYS
@@ -127,7 +127,7 @@ def test_the_size_of_the_tiles_changes_nothing(
     kind: str, tile: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sparse, "TILE", tile)
-    compare(Pattern(kind, 5, 2, prefix=1), 38, causal=causal)
+    assert_as_masked_dense(Pattern(kind, 5, 2, prefix=1), 38, causal=causal)
 
 
 @pytest.mark.parametrize("kind", ["strided", "fixed"])

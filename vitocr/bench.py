@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitocr import machine
 from vitocr.codec import PRESETS
+from vitocr.cores import usable_cores
 from vitocr.errors import UserError
 from vitocr.heads.classify import ClassTargets
 from vitocr.heads.text import TextTargets
@@ -218,7 +219,7 @@ def main(
     plan = machine.make_plan(config["trainer"], batch_size=config["batch_size"])
     if plan.accelerator != "cpu":
         raise UserError("bench compares training on the CPU so far: add trainer=cpu or trainer=ddp")
-    cores = machine.usable_cores()
+    cores = usable_cores()
     ranks = {"ranks": plan.devices, "threads": plan.threads}
     whole = {"ranks": 1, "threads": cores}
     contenders: dict[str, Callable[[], float]] = {

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from vitocr.cores import usable_cores
 from vitocr.errors import UserError, did_you_mean
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # from malloc.h
@@ -40,17 +41,6 @@ class Plan:
     @property
     def world(self) -> int:
         return self.devices
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, and below that a container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota_file = Path("/sys/fs/cgroup/cpu.max")
-    if quota_file.is_file():
-        quota, _, period = quota_file.read_text().partition(" ")
-        if quota.isdigit() and period.strip().isdigit():
-            cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
 
 
 def cpu_has_bf16() -> bool:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitocr.cores import usable_cores
 from vitocr.description import check
 from vitocr.errors import UserError, did_you_mean
 from vitocr.numpy_decode import Decoded, Run, Tensors, decode
@@ -98,7 +99,7 @@ def threads() -> int:
     wish = os.environ.get("OMP_NUM_THREADS", "")
     if wish.isdigit() and int(wish) > 0:
         return int(wish)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()
 
 
 def as_run(session: onnxruntime.InferenceSession) -> Run:

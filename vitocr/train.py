@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import vitocr
 from vitocr.config import LENGTH, conf_dir, differences, explain_hydra_error, flatten
+from vitocr.cores import usable_cores
 from vitocr.errors import UserError
 
 STARTED = time.monotonic()  # a budget counts from here: the heavy imports come later, inside the functions
@@ -154,7 +155,7 @@ def train(config: dict[str, Any], *, folder: Path, checkpoint: Path | None, swee
             os.environ.pop(name, None)
     if not trainer.is_global_zero:
         return None
-    torch.set_num_threads(machine.usable_cores())
+    torch.set_num_threads(usable_cores())
     from vitocr.training.report import report  # matplotlib only now
 
     return report(folder, kit, say=say, started=STARTED)

@@ -20,7 +20,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from vitocr.data.folder import decode_image
 from vitocr.errors import UserError
 from vitocr.preprocess import Preprocess
 
+Item = TypeVar("Item")
 Augment = Callable[[NDArray[np.uint8], int], NDArray[np.float32]]  # (H, W, 3) uint8, seed -> (3, h, w)
 
 
@@ -187,14 +188,7 @@ class FileLoader(PositionedLoader):
         super().__init__(BatchPlan(len(rows), batch_size, seed, rank, world, shuffle, drop_last))
         self.bad = BadFiles(len(rows), max_fraction=max_bad_fraction, say=say)
         source = _Source(rows, preprocess, augment, seed=seed, replace_bad=shuffle)
-        self.loader: DataLoader[Any] = DataLoader(
-            source,
-            sampler=self.plan,  # asked anew at every pass
-            batch_size=None,  # `source` makes whole batches, as it replaces a bad file from the same batch
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            worker_init_fn=one_thread if workers else None,
-        )
+        self.loader = whole_batches(source, self.plan, workers=workers)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, bad in self.loader:
@@ -203,6 +197,46 @@ class FileLoader(PositionedLoader):
             self.plan.position = batch.position + 1
             if len(batch.targets):
                 yield batch
+
+
+def read_slots(
+    part: Slice, read: Callable[[int, int], Item], *, replace_bad: bool
+) -> tuple[list[Item], dict[int, str]]:
+    """What `read(row, slot)` makes of each slot of this rank, and the rows that raised UserError, with why.
+
+    In the place of such a row comes the next readable one of the global batch (`replace_bad`), or none. All ranks
+    agree, since all look through the global batch."""
+    good: list[Item] = []
+    bad: dict[int, str] = {}
+    for slot in range(part.start, part.stop):
+        for offset in range(len(part.rows) if replace_bad else 1):
+            row = int(part.rows[(slot + offset) % len(part.rows)])
+            try:
+                good.append(read(row, slot))
+            except UserError as error:
+                bad[row] = str(error)
+            else:
+                break
+    return good, bad
+
+
+def whole_batches(batches: Dataset[Any], slices: Any, *, workers: int) -> DataLoader[Any]:
+    """torch's loader over a data set that makes whole batches, one of every slice; `slices` are asked anew at
+    every pass."""
+    return DataLoader(
+        batches,
+        sampler=slices,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        worker_init_fn=one_thread if workers else None,
+    )
+
+
+def _as_it_is(made: Any) -> Any:
+    """What PyTorch would do otherwise makes lists of tuples."""
+    return made
 
 
 class _Source(Dataset[tuple[Batch, dict[int, str]]]):
@@ -215,23 +249,14 @@ class _Source(Dataset[tuple[Batch, dict[int, str]]]):
         self.seed, self.replace_bad = seed, replace_bad
 
     def __getitem__(self, part: Slice) -> tuple[Batch, dict[int, str]]:
-        images: list[NDArray[np.float32]] = []
-        targets: list[int] = []
-        bad: dict[int, str] = {}
-        for slot in range(part.start, part.stop):
-            # This row, or else the rows after it; all ranks agree, since all look through the global batch.
-            stand_ins = len(part.rows) if self.replace_bad else 1
-            for row in np.roll(part.rows, -slot)[:stand_ins]:
-                try:
-                    images.append(self._image(row, part.epoch, slot_row=part.rows[slot]))
-                except UserError as error:
-                    bad[int(row)] = str(error)
-                else:
-                    targets.append(int(self.rows.labels[row]))
-                    break
+        def read(row: int, slot: int) -> tuple[NDArray[np.float32], int]:
+            return self._image(row, part.epoch, slot_row=int(part.rows[slot])), int(self.rows.labels[row])
+
+        good, bad = read_slots(part, read, replace_bad=self.replace_bad)
         height, width = self.preprocess.size
-        stacked = np.stack(images) if images else np.empty((0, 3, height, width), np.float32)
-        batch = Batch(torch.from_numpy(stacked), torch.tensor(targets, dtype=torch.int64), part.position)
+        stacked = np.stack([image for image, _ in good]) if good else np.empty((0, 3, height, width), np.float32)
+        targets = torch.tensor([target for _, target in good], dtype=torch.int64)
+        batch = Batch(torch.from_numpy(stacked), targets, part.position)
         return batch, bad
 
     def _image(self, row: int, epoch: int, *, slot_row: int) -> NDArray[np.float32]:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from vitocr.codec import PRESETS, nfc
+from vitocr.cores import usable_cores
 from vitocr.data.render.cache import RenderCache, prerender
 from vitocr.data.render.renderer import Renderer
 from vitocr.data.render.spec import Effects, RenderSpec
 from vitocr.data.text_rows import Rendered, StoredRow, TextRow, TextSource, encode_row
-from vitocr.machine import usable_cores
 
 CROPS_PER_SECOND = 1200  # of one core, on the safe side
 SHARE_OF_BUDGET = 0.12  # that rendering may take, when the cache is made as part of a run

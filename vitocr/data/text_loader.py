@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from vitocr.codec import Charset, TextReport
 from vitocr.data.bad_files import BadFiles
-from vitocr.data.loader import BatchPlan, PositionedLoader, Slice, one_thread
+from vitocr.data.loader import BatchPlan, PositionedLoader, Slice, read_slots, whole_batches
 from vitocr.data.text_rows import Concat, Subset, TextRow, TextSource
 from vitocr.data.text_sources import Mixture
 from vitocr.errors import UserError
@@ -145,15 +145,8 @@ class TextLoader(PositionedLoader):
         super().__init__(BatchPlan(len(self.mixture), batch_size, seed, rank, world, shuffle, drop_last))
         longest = max_length if shuffle else None
         batches = _Batches(self.mixture.rows, charset, preprocess, longest=longest, replace_bad=shuffle)
-        self.loader: DataLoader[Any] = DataLoader(
-            batches,
-            sampler=_Drawn(self.plan, self.mixture) if shuffle else self.plan,
-            batch_size=None,  # `batches` makes whole ones
-            collate_fn=_as_they_are,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            worker_init_fn=one_thread if workers else None,
-        )
+        slices = _Drawn(self.plan, self.mixture) if shuffle else self.plan
+        self.loader = whole_batches(batches, slices, workers=workers)
 
     def __iter__(self) -> Iterator[TextBatch]:
         for batch, broken in self.loader:
@@ -164,11 +157,6 @@ class TextLoader(PositionedLoader):
             self.plan.position = batch.position + 1
             if batch.texts:
                 yield batch
-
-
-def _as_they_are(made: Any) -> Any:
-    """What PyTorch would do otherwise makes lists of tuples."""
-    return made
 
 
 def _unused(name: str, taken: dict[str, Any]) -> str:
@@ -196,6 +184,15 @@ class _Drawn:
             yield part._replace(rows=order[first : first + len(part.rows)])
 
 
+class Encoded(NamedTuple):
+    """A row at the size of the model, its text as ids."""
+
+    image: NDArray[np.uint8]  # (h, w, 3)
+    text: str
+    ids: list[int]
+    spans: NDArray[np.float32] | None  # (len(ids), 2)
+
+
 class _Batches(Dataset[tuple[TextBatch, dict[int, str]]]):
     """Makes one batch from one `Slice`. This is what worker processes get a copy of."""
 
@@ -206,27 +203,14 @@ class _Batches(Dataset[tuple[TextBatch, dict[int, str]]]):
         self.longest, self.replace_bad = longest, replace_bad
 
     def __getitem__(self, part: Slice) -> tuple[TextBatch, dict[int, str]]:
-        height, width = self.preprocess.size
-        images = np.empty((part.stop - part.start, height, width, 3), np.uint8)
-        good: list[tuple[str, list[int], NDArray[np.float32] | None]] = []
-        bad: dict[int, str] = {}
-        for slot in range(part.start, part.stop):
-            # This row, or else the rows after it; all ranks agree, since all look through the global batch.
-            stand_ins = len(part.rows) if self.replace_bad else 1
-            for offset in range(stand_ins):
-                row = int(part.rows[(slot + offset) % len(part.rows)])
-                try:
-                    read = fit_row(self.rows.read(row), self.preprocess)
-                    encoded = self._encode(read, row)
-                except UserError as error:
-                    bad[row] = str(error)
-                else:
-                    images[len(good)] = read.image
-                    good.append(encoded)
-                    break
-        return self._stack(images[: len(good)], good, part.position), bad
+        def read(row: int, slot: int) -> Encoded:
+            fitted = fit_row(self.rows.read(row), self.preprocess)
+            return Encoded(fitted.image, fitted.text, *self._encode(fitted, row))
 
-    def _encode(self, row: TextRow, number: int) -> tuple[str, list[int], NDArray[np.float32] | None]:
+        good, bad = read_slots(part, read, replace_bad=self.replace_bad)
+        return self._stack(good, part.position), bad
+
+    def _encode(self, row: TextRow, number: int) -> tuple[list[int], NDArray[np.float32] | None]:
         slots = self.charset.slots(row.text)
         ids = [index for index in slots if index >= 0]
         if self.longest is not None and not 0 < len(ids) <= self.longest:  # surveys see labels, but no renderings
@@ -235,30 +219,25 @@ class _Batches(Dataset[tuple[TextBatch, dict[int, str]]]):
                 f"{self.longest}."
             )
         if row.boxes is None:
-            return row.text, ids, None
+            return ids, None
         spans = spans_of(row.boxes, size=row.image.shape[:2], preprocess=self.preprocess)
-        return row.text, ids, spans[np.array(slots) >= 0]
+        return ids, spans[np.array(slots) >= 0]
 
-    def _stack(
-        self,
-        images: NDArray[np.uint8],
-        rows: list[tuple[str, list[int], NDArray[np.float32] | None]],
-        position: int,
-    ) -> TextBatch:
-        lengths = np.array([len(ids) for _, ids, _ in rows], dtype=np.int64)
+    def _stack(self, rows: list[Encoded], position: int) -> TextBatch:
+        lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
         longest = int(lengths.max(initial=1))
+        images = np.stack([row.image for row in rows]) if rows else np.empty((0, *self.preprocess.size, 3), np.uint8)
         ids_BL = np.full((len(rows), longest), -1, dtype=np.int64)
         spans_BL2 = np.full((len(rows), longest, 2), np.nan, dtype=np.float32)
-        for at, (_, ids, spans) in enumerate(rows):
-            ids_BL[at, : len(ids)] = ids
-            if spans is not None:
-                spans_BL2[at, : len(ids)] = spans
-        texts = tuple(text for text, _, _ in rows)
+        for at, row in enumerate(rows):
+            ids_BL[at, : len(row.ids)] = row.ids
+            if row.spans is not None:
+                spans_BL2[at, : len(row.ids)] = row.spans
         return TextBatch(
             images=torch.from_numpy(images),
             ids=torch.from_numpy(ids_BL),
             lengths=torch.from_numpy(lengths),
             spans=torch.from_numpy(spans_BL2),
-            texts=texts,
+            texts=tuple(row.text for row in rows),
             position=position,
         )

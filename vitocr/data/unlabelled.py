@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from vitocr.data.bad_files import BadFiles
 from vitocr.data.folder import decode_image, images_below
-from vitocr.data.loader import Batch, BatchPlan, PositionedLoader, Slice, one_thread
+from vitocr.data.loader import Batch, BatchPlan, PositionedLoader, Slice, read_slots, whole_batches
+from vitocr.data.text_loader import fit_row
 from vitocr.data.text_rows import StoredRow, TextRow, TextSource, encode_row
 from vitocr.data.text_sources import open_source
 from vitocr.errors import UserError, did_you_mean
@@ -112,14 +112,7 @@ class PictureLoader(PositionedLoader):
         """batch_size: images of a global batch, all ranks together. workers: processes of this rank."""
         super().__init__(BatchPlan(len(source), batch_size, seed, rank, world, shuffle, drop_last))
         self.bad = BadFiles(len(source), max_fraction=max_bad_fraction, say=say)
-        self.loader: DataLoader[Any] = DataLoader(
-            _Pictures(source, preprocess, replace_bad=shuffle),
-            sampler=self.plan,
-            batch_size=None,  # `_Pictures` makes whole ones
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            worker_init_fn=one_thread if workers else None,
-        )
+        self.loader = whole_batches(_Pictures(source, preprocess, replace_bad=shuffle), self.plan, workers=workers)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, bad in self.loader:
@@ -137,21 +130,9 @@ class _Pictures(Dataset[tuple[Batch, dict[int, str]]]):
         self.source, self.preprocess, self.replace_bad = source, preprocess, replace_bad
 
     def __getitem__(self, part: Slice) -> tuple[Batch, dict[int, str]]:
-        height, width = self.preprocess.size
-        images = np.empty((part.stop - part.start, height, width, 3), np.uint8)
-        count = 0
-        bad: dict[int, str] = {}
-        for slot in range(part.start, part.stop):
-            # This row, or else the rows after it; all ranks agree, since all look through the global batch.
-            stand_ins = len(part.rows) if self.replace_bad else 1
-            for offset in range(stand_ins):
-                row = int(part.rows[(slot + offset) % len(part.rows)])
-                try:
-                    image = self.source.read(row).image
-                    images[count] = image if image.shape[:2] == (height, width) else self.preprocess.fit(image)
-                except UserError as error:
-                    bad[row] = str(error)
-                else:
-                    count += 1
-                    break
-        return Batch(torch.from_numpy(images[:count]), torch.zeros(count, dtype=torch.int64), part.position), bad
+        def read(row: int, slot: int) -> NDArray[np.uint8]:
+            return fit_row(self.source.read(row), self.preprocess).image
+
+        good, bad = read_slots(part, read, replace_bad=self.replace_bad)
+        images = np.stack(good) if good else np.empty((0, *self.preprocess.size, 3), np.uint8)
+        return Batch(torch.from_numpy(images), torch.zeros(len(good), dtype=torch.int64), part.position), bad

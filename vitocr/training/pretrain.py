@@ -20,7 +20,6 @@ from torch import Tensor
 from vitocr.data.batch_augment import eval_images
 from vitocr.data.cifar10 import load_cifar10
 from vitocr.data.loader import Batch
-from vitocr.data.rendered import open_rendered
 from vitocr.data.text_loader import fit_row
 from vitocr.data.text_rows import Concat, Kept, Subset, TextSource, hold_out
 from vitocr.data.unlabelled import PictureArrays, PictureLoader, open_pictures
@@ -31,7 +30,7 @@ from vitocr.models.masked import Mask, MaskedModel, join, patches_of, split_patc
 from vitocr.models.model import Model
 from vitocr.preprocess import Preprocess
 from vitocr.training.classify import build_augments
-from vitocr.training.clock import parse_seconds
+from vitocr.training.rendering import RENDER, rendered_words
 
 Say = Callable[[str], object]
 SHOWN = 24  # pictures of the sheet
@@ -73,7 +72,7 @@ class PretrainKit:
             raise UserError("data.source is empty: give cifar10, render, folders of images or LMDBs")
         opened = [self.open(str(entry)) for entry in entries]
         # Reading from memory needs no help.
-        self.workers = 0 if set(entries) <= {"cifar10", "render"} else workers
+        self.workers = 0 if set(entries) <= {"cifar10", RENDER} else workers
         self.train: TextSource = opened[0] if len(opened) == 1 else Concat(opened, name=" + ".join(map(str, entries)))
         self.val: TextSource | None = None
         if config["data"]["val_size"]:
@@ -96,18 +95,10 @@ class PretrainKit:
             splits = load_cifar10(Path(config["data"]["data_dir"]), say=self.say)
             images = splits.train.images  # type: ignore[union-attr]
             return PictureArrays(images, name="cifar10", fingerprint=splits.fingerprints["train_images"])
-        if entry == "render":
+        if entry == RENDER:
             if "render" not in config:
                 raise UserError("data.source=render needs the options of the renderer: use task=pretrain_words")
-            budget = config["budget"]
-            return open_rendered(
-                config["render"],
-                charset=config["charset"],
-                size=self.preprocess.size,
-                max_length=config["max_length"],
-                budget_s=None if budget is None else parse_seconds(budget),
-                say=self.say,
-            )
+            return rendered_words(config, size=self.preprocess.size, say=self.say)
         return Kept(open_pictures(entry), partial(fit_row, preprocess=self.preprocess))
 
     def loader(self, split: str, *, train: bool, rank: int, world: int) -> PictureLoader:

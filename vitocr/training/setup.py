@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import Strategy
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from vitocr import machine
+from vitocr.cores import usable_cores
 from vitocr.description import describe
 from vitocr.errors import UserError
 from vitocr.models.flops import training_flops
@@ -73,7 +74,7 @@ def build(config: dict[str, Any], kit: Kit, *, plan: machine.Plan) -> tuple[Mode
             "git": git_revision(),
             "hardware": {
                 "cpu": cpu_name(),
-                "cores": machine.usable_cores(),
+                "cores": usable_cores(),
                 "gpu": torch.cuda.get_device_name() if plan.accelerator == "gpu" else None,
                 "torch": torch.__version__,
             },

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from vitocr.codec import open_charset
 from vitocr.data.batch_augment import eval_images, scale_and_bias
-from vitocr.data.rendered import open_rendered
 from vitocr.data.text_augment import augment, draw
 from vitocr.data.text_loader import TextBatch, TextLoader, fit_row
 from vitocr.data.text_rows import Kept, TextSource, hold_out
@@ -25,10 +24,9 @@ from vitocr.output import progress
 from vitocr.predict import Predictor
 from vitocr.preprocess import Preprocess
 from vitocr.text_metrics import normalise, protocol_for
-from vitocr.training.clock import parse_seconds
+from vitocr.training.rendering import RENDER, rendered_words
 
 Say = Callable[[str], object]
-RENDER = "render"  # the word in data.train that stands for the renderer
 
 
 class TextKit:
@@ -76,15 +74,7 @@ class TextKit:
     def open(self, path: Any) -> TextSource:
         if path != RENDER:
             return open_source(path)
-        budget = self.config["budget"]
-        return open_rendered(
-            self.config["render"],
-            charset=self.config["charset"],
-            size=self.preprocess.size,
-            max_length=self.config["max_length"],
-            budget_s=None if budget is None else parse_seconds(budget),
-            say=self.say,
-        )
+        return rendered_words(self.config, size=self.preprocess.size, say=self.say)
 
     def loader(self, split: str, *, train: bool, rank: int, world: int) -> TextLoader:
         if train:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vitocr.cores import usable_cores
 from vitocr.data.render.renderer import Renderer, set_threads
 from vitocr.data.render.spec import RenderSpec
 from vitocr.errors import UserError
@@ -110,7 +111,7 @@ def prerender(
     shards = -(-count // shard)
     missing = [number for number in range(shards) if not _is_complete(folder, number)]
     if missing:
-        _render_shards(folder, spec, cifar10, missing, shard, workers or _cores(), say)
+        _render_shards(folder, spec, cifar10, missing, shard, workers or usable_cores(), say)
     say(f"{shards * shard:,} rendered crops are in {folder}")
     return RenderCache(folder)
 
@@ -144,11 +145,6 @@ def _render_shards(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _cores() -> int:
-    """Those this process may use, which can be fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _renderer: Renderer | None = None
