@@ -33,6 +33,26 @@ def test_a_cache_holds_what_the_renderer_makes(folder: Path) -> None:
         assert np.isnan(rows.boxes[at, len(crop.text) :]).all()
 
 
+def test_a_cache_holds_no_file_open_however_many_it_has(folder: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    cache = RenderCache(folder)
+    cache.take(range(24))
+    cache.expect(range(24))
+    held = len(list(Path("/proc/self/fd").iterdir())) - before
+    assert held <= 3  # what one row is like, of each of the three arrays
+
+
+def test_a_shard_cut_short_is_named(folder: Path) -> None:
+    target = folder / "images-00001.npy"
+    data = target.read_bytes()
+    target.write_bytes(data[:-5])
+    try:
+        with pytest.raises(UserError, match="images-00001.npy has been cut short"):
+            RenderCache(folder).take([15])
+    finally:
+        target.write_bytes(data)
+
+
 def test_only_missing_shards_are_rendered(folder: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     (folder / "done-00001.json").unlink()

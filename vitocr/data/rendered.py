@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitocr.codec import PRESETS, nfc
 from vitocr.cores import usable_cores
@@ -35,6 +36,9 @@ class CachedRows:
         taken = self.cache.take([row])
         text = nfc(taken.texts[0])
         return TextRow(taken.images[0], text, np.asarray(taken.boxes[0, : len(text)], dtype=np.float32))
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        self.cache.expect(rows)
 
     def stored(self, row: int) -> StoredRow:
         return encode_row(self.read(row))

@@ -167,7 +167,8 @@ def _unused(name: str, taken: dict[str, Any]) -> str:
 
 class _Drawn:
     """The plan's slices, showing the rows of a mixture. The plan's own order is of no use here: a mixture must order
-    its epoch itself, for each source to go through its rows evenly."""
+    its epoch itself, for each source to go through its rows evenly. While a slice is trained on, the disk is at work
+    on the next."""
 
     def __init__(self, plan: BatchPlan, mixture: Mixture) -> None:
         self.plan, self.mixture = plan, mixture
@@ -177,11 +178,18 @@ class _Drawn:
 
     def __iter__(self) -> Iterator[Slice]:
         order: NDArray[np.int64] | None = None
+        before: Slice | None = None
         for part in self.plan:
             if order is None:  # a pass never leaves its epoch
                 order = self.mixture.order(part.epoch)
             first = (part.position - part.epoch * len(self.plan)) * self.plan.batch_size
-            yield part._replace(rows=order[first : first + len(part.rows)])
+            part = part._replace(rows=order[first : first + len(part.rows)])
+            self.mixture.rows.expect(part.rows[part.start : part.stop])
+            if before is not None:
+                yield before
+            before = part
+        if before is not None:
+            yield before
 
 
 class Encoded(NamedTuple):

@@ -12,7 +12,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,13 @@ class TextSource(Protocol):
 
     def fingerprint(self) -> str:
         """Of the rows: the same data in another format has the same one."""
+
+
+@runtime_checkable
+class Expecting(Protocol):
+    """A source that reads sooner if it is told a little earlier."""
+
+    def expect(self, rows: NDArray[np.int64]) -> None: ...
 
 
 def decode_row(stored: StoredRow, where: str) -> TextRow:
@@ -128,6 +135,14 @@ class Concat:
         which, inner = self.locate(row)
         return self.sources[which].read(inner)
 
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """Tell those sources that care which rows will be asked for next."""
+        which = np.searchsorted(self.ends, rows, side="right")
+        for number in np.unique(which).tolist():
+            source = self.sources[number]
+            if isinstance(source, Expecting):
+                source.expect(rows[which == number] - (self.ends[number - 1] if number else 0))
+
     def stored(self, row: int) -> StoredRow:
         which, inner = self.locate(row)
         return self.sources[which].stored(inner)
@@ -151,6 +166,10 @@ class Subset:
 
     def read(self, row: int) -> TextRow:
         return self.source.read(int(self.rows[row]))
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        if isinstance(self.source, Expecting):
+            self.source.expect(self.rows[rows])
 
     def stored(self, row: int) -> StoredRow:
         return self.source.stored(int(self.rows[row]))

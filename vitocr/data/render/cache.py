@@ -1,6 +1,6 @@
 """Crops rendered beforehand, for when the processor has better things to do during training.
 
-A cache is a folder of shards, each three arrays that can be memory-mapped: images (n, H, W, 3) uint8, texts (n,) of
+A cache is a folder of shards, each three arrays: images (n, H, W, 3) uint8, texts (n,) of
 fixed-width unicode, boxes (n, max_length, 4) float16 in pixels (NaN beyond the text). Row i is Renderer(spec)(first +
 i), whoever rendered it and in whatever order, so a cache can be interrupted, resumed and enlarged. A shard appears
 under its name only when complete, and carries its checksum.
@@ -39,7 +39,11 @@ class Rows(NamedTuple):
 
 
 class RenderCache:
-    """The complete shards of a folder, as one sequence of rows."""
+    """The complete shards of a folder, as one sequence of rows.
+
+    Rows are read one by one out of files that are opened for it and closed again: a million crops lie in more files
+    than a process may hold open, and a memory map would have the disk read ten times what a row takes.
+    """
 
     def __init__(self, folder: Path) -> None:
         about = _read_about(folder)
@@ -47,14 +51,13 @@ class RenderCache:
         self.spec = RenderSpec.from_dict(about["spec"])
         self.fingerprint = str(about["fingerprint"])
         self._shard = int(about["shard"])
-        self._parts: list[tuple[NDArray, NDArray, NDArray]] = []
-        while _is_complete(folder, len(self._parts)):
-            number = len(self._parts)
-            images, texts, boxes = (np.load(_file(folder, part, number), mmap_mode="r") for part in PARTS)
-            self._parts.append((images, texts, boxes))
+        self._shards = 0
+        while _is_complete(folder, self._shards):
+            self._shards += 1
+        self._like = {part: np.load(_file(folder, part, 0), mmap_mode="r") for part in PARTS if self._shards}
 
     def __len__(self) -> int:
-        return self._shard * len(self._parts)
+        return self._shard * self._shards
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Rows:
         """These rows, in this order, copied out of the shards."""
@@ -64,16 +67,37 @@ class RenderCache:
         height, width = self.spec.size
         images = np.empty((len(wanted), height, width, 3), np.uint8)
         boxes = np.empty((len(wanted), self.spec.max_length, 4), np.float16)
-        texts = [""] * len(wanted)
-        for at, row in enumerate(wanted.tolist()):
-            shard, offset = divmod(row, self._shard)
-            part = self._parts[shard]
-            images[at], texts[at], boxes[at] = part[0][offset], str(part[1][offset]), part[2][offset]
-        return Rows(images, texts, boxes)
+        texts = np.empty(len(wanted), f"<U{self.spec.max_length}")
+        for part, array in zip(PARTS, (images, texts, boxes), strict=True):
+            for at, row in enumerate(wanted.tolist()):
+                path, first, size = self._place(part, row)
+                with open(path, "rb", buffering=0) as file:
+                    file.seek(first)
+                    if file.readinto(array[at : at + 1].view(np.uint8)) != size:  # type: ignore[arg-type]
+                        raise UserError(f"{path} has been cut short: delete it and render again, only it is redone.")
+        return Rows(images, texts.tolist(), boxes)
+
+    def expect(self, rows: Sequence[int] | NDArray[np.int64]) -> None:
+        """Has the system read these rows from the disk while the caller does something else."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for row in rows:
+            for part in PARTS:
+                path, first, size = self._place(part, int(row))
+                file = os.open(path, os.O_RDONLY)
+                os.posix_fadvise(file, first, size, os.POSIX_FADV_WILLNEED)
+                os.close(file)
+
+    def _place(self, part: str, row: int) -> tuple[str, int, int]:
+        """The file of a row, and at which byte it begins and how many it takes."""
+        shard, offset = divmod(row, self._shard)
+        like = self._like[part]
+        size = like.nbytes // len(like)
+        return f"{self.folder}/{part}-{shard:05}.npy", int(like.offset) + offset * size, size
 
     def verify(self) -> None:
         """Reads everything; UserError naming the first shard that is not what was written."""
-        for number in range(len(self._parts)):
+        for number in range(self._shards):
             written = json.loads(_file(self.folder, "done", number).read_text())
             if _checksums(self.folder, number) != written:
                 raise UserError(
