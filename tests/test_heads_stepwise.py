@@ -30,7 +30,7 @@ def read_without_memory(head: Transformer, memory: Tensor) -> tuple[list[int], T
     confidence = torch.ones(())
     while True:
         x, _ = head.stream(torch.tensor([[SYMBOLS, *text]]), memory)
-        chances = head.logits(x)[0, -1].softmax(dim=0)
+        chances = head.logits(x)[-1].softmax(dim=0)
         best = SYMBOLS if len(text) == LONGEST else int(chances.argmax())
         confidence = confidence * chances[best]
         if best == SYMBOLS:
@@ -57,6 +57,7 @@ def test_every_step_gives_the_logits_and_looks_of_the_whole_text_at_once(name: s
     with torch.no_grad():
         x, looked = head.stream(given, memory, want_weights=True)
         assert looked is not None
+        x = x.unflatten(0, (5, LONGEST + 1))
         reader = head.reader(memory)
         for at in range(LONGEST + 1):
             logits, weights = reader.step(given[:, at])
@@ -71,8 +72,22 @@ def test_no_character_sees_those_after_it(name: str) -> None:
     with torch.no_grad():
         before, _ = head.stream(given, memory)
         after, _ = head.stream(torch.tensor([[SYMBOLS, 1, 2, 9, 9]]), memory)
-    same = (before - after).abs().amax(dim=2)[0] < 1e-6
+    same = (before - after).abs().amax(dim=1) < 1e-6
     assert same.tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_padding_is_not_computed_and_changes_nothing(name: str) -> None:
+    head, memory = shaken(name), some_tokens(3)
+    given = torch.randint(0, SYMBOLS, (3, 5), generator=torch.Generator().manual_seed(0))
+    real = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
+    with torch.no_grad():
+        whole, looked = head.stream(given, memory, want_weights=True)
+        some, looked_some = head.stream(given, memory, real=real, want_weights=True)
+    assert looked is not None and looked_some is not None
+    assert len(some) == 8
+    torch.testing.assert_close(some, whole[real.flatten()], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(looked_some[real], looked[real], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", DECODERS)

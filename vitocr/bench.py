@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vitocr import machine
 from vitocr.codec import PRESETS
 from vitocr.cores import usable_cores
+from vitocr.data.render.words import LENGTHS
 from vitocr.errors import UserError
 from vitocr.heads.classify import ClassTargets
 from vitocr.heads.text import TextTargets
@@ -145,11 +146,13 @@ def symbols_of(config: dict[str, Any]) -> int:
 
 
 def words_of(config: dict[str, Any], count: int) -> TextTargets:
-    """Random texts of two to ten characters, about as long as words are; where they stand is not known."""
-    lengths = torch.randint(2, 11, (count,))
-    ids = torch.randint(0, symbols_of(config), (count, 10))
-    ids[torch.arange(10) >= lengths[:, None]] = -1
-    return TextTargets(ids, lengths, torch.full((count, 10, 2), math.nan))
+    """Random texts as long as words are, the long ones included; where their characters stand is not known."""
+    shares = torch.tensor(LENGTHS[: config["max_length"]])
+    lengths = 1 + torch.multinomial(shares, count, replacement=True)
+    longest = int(lengths.max())
+    ids = torch.randint(0, symbols_of(config), (count, longest))
+    ids[torch.arange(longest) >= lengths[:, None]] = -1
+    return TextTargets(ids, lengths, torch.full((count, longest, 2), math.nan))
 
 
 def measure(work: Work, *, ranks: int, threads: int, seconds: float) -> float:

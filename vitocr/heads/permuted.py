@@ -27,7 +27,7 @@ from vitocr.heads.text import (
     teacher_forcing,
     within,
 )
-from vitocr.models.decoder import DecoderBlock, KeysValues, reset
+from vitocr.models.decoder import DecoderBlock, KeysValues, Packed, packed_where, reset
 
 
 def draw_orders(count: int, places: int, device: torch.device) -> Tensor:
@@ -92,9 +92,16 @@ class Permuted(DecoderHead):
         return self.block.text.remember(self.norm_content((x + where).to(dtype)))
 
     def answers(
-        self, queries: Tensor, content: KeysValues, image: KeysValues, *, mask: Tensor | None, want_weights: bool
+        self,
+        queries: Tensor,
+        content: KeysValues,
+        image: KeysValues,
+        *,
+        mask: Tensor | None,
+        want_weights: bool,
+        packed: Packed | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        x, weights = self.block(queries, content, image, mask=mask, want_weights=want_weights)
+        x, weights = self.block(queries, content, image, mask=mask, want_weights=want_weights, packed=packed)
         return self.norm(x), weights
 
     def queries(self, memory: Tensor, first: int, places: int) -> Tensor:
@@ -113,16 +120,18 @@ class Permuted(DecoderHead):
         mask = order_mask(draw_orders(K, P, given.device))  # (K, P, P)
         written = within(targets.lengths + 1, P)  # (B, P): the begin and the characters, no padding
         mask = (mask & written[:, None, None]).view(B, 1, K * P, P)
+        expected = expected.repeat(1, K)  # (B, K * P)
+        asked = expected >= 0
+        packed = packed_where(asked)
         x, weights = self.answers(
-            self.queries(memory, 0, P).repeat(1, K, 1),  # (B, K * P, D)
+            self.positions[0, packed.at % P].to(memory.dtype),  # (T, D)
             self.content(given, 0, memory.dtype),
             self.block.image.remember(memory),
             mask=mask,
             want_weights=align > 0,
+            packed=packed,
         )
-        expected = expected.repeat(1, K)  # (B, K * P)
-        asked = expected >= 0
-        told = symbol_loss(self.logits(x[asked]), expected[asked], label_smoothing)
+        told = symbol_loss(self.logits(x), expected[asked], label_smoothing)
         if weights is not None:
             told["align"] = look_loss(weights.view(B, K, P, -1).mean(dim=1), targets, self.grid[0])
             told["loss"] = told["loss"] + align * told["align"]
@@ -200,5 +209,7 @@ class Reading:
         assert weights is not None
         return head.logits(x)[:, 0], weights[:, 0]
 
-    def keep(self, rows: Tensor) -> None:
-        self.memory, self.image, self.past = self.memory[rows], self.image.kept(rows), self.past.kept(rows)
+    def keep(self, rows: Tensor, *, same_images: bool = False) -> None:
+        self.past = self.past.kept(rows)
+        if not same_images:
+            self.memory, self.image = self.memory[rows], self.image.kept(rows)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitocr.heads.joint import DecoderHead
 from vitocr.heads.text import TextTargets, look_loss, symbol_logits, symbol_loss, teacher_forcing
-from vitocr.models.decoder import DecoderBlock, KeysValues, causal_mask, reset, sine_positions
+from vitocr.models.decoder import DecoderBlock, KeysValues, causal_mask, packed_where, reset, sine_positions
 
 
 class Transformer(DecoderHead):
@@ -52,25 +52,30 @@ class Transformer(DecoderHead):
     def layers(self) -> list[DecoderBlock]:
         return [block for block in self.blocks if isinstance(block, DecoderBlock)]
 
-    def stream(self, given: Tensor, memory: Tensor, *, want_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """What each place of the given symbols (B, L) comes to (B, L, D), and where it looked (B, L, N)."""
-        L = given.shape[1]
-        x = (self.embed(given) + self.positions[:, :L]).to(memory.dtype)
-        mask = causal_mask(L, given.device)
+    def stream(
+        self, given: Tensor, memory: Tensor, *, real: Tensor | None = None, want_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the real places of the given symbols (B, L) come to (T, D), and where each looked (B, L, N).
+
+        real: (B, L) bool, the places before the padding; by default all."""
+        packed = packed_where(torch.ones_like(given, dtype=torch.bool) if real is None else real)
+        at, L = packed.at, given.shape[1]
+        x = (self.embed(given.flatten()[at]) + self.positions[0, at % L]).to(memory.dtype)  # (T, D)
+        mask = causal_mask(L, given.device)  # padding is behind the text, so no real place sees it
         weights = None
         for block in self.layers():
-            last = block is self.blocks[-1]
-            image = block.image.remember(memory)
-            x, weights = block(x, block.remember(x), image, mask=mask, want_weights=want_weights and last)
+            looks = want_weights and block is self.blocks[-1]
+            seen, image = block.remember(x, packed), block.image.remember(memory)
+            x, weights = block(x, seen, image, mask=mask, want_weights=looks, packed=packed)
         return self.norm(x), weights
 
     def decoder_loss(
         self, memory: Tensor, targets: TextTargets, *, label_smoothing: float, align: float
     ) -> dict[str, Tensor]:
         given, expected = teacher_forcing(targets, end=self.end, max_length=self.max_length)
-        x, weights = self.stream(given, memory, want_weights=align > 0)
         asked = expected >= 0
-        told = symbol_loss(self.logits(x[asked]), expected[asked], label_smoothing)
+        x, weights = self.stream(given, memory, real=asked, want_weights=align > 0)
+        told = symbol_loss(self.logits(x), expected[asked], label_smoothing)
         if weights is not None:
             told["align"] = look_loss(weights, targets, self.grid[0])
             told["loss"] = told["loss"] + align * told["align"]
@@ -109,6 +114,7 @@ class Reading:
         logits, weights, self.pasts = self.head.step(previous, self.images, self.pasts, self.dtype)
         return logits, weights
 
-    def keep(self, rows: Tensor) -> None:
-        self.images = [image.kept(rows) for image in self.images]
+    def keep(self, rows: Tensor, *, same_images: bool = False) -> None:
+        if not same_images:
+            self.images = [image.kept(rows) for image in self.images]
         self.pasts = [past.kept(rows) for past in self.pasts]

@@ -3,6 +3,9 @@
 Keys and values are made apart from the queries (`remember`), because that is what a decoder saves by
 remembering: those of the image are made once, those of a character when it is read (`KeysValues.grown`).
 
+In training the texts of a batch are of different lengths, and most of their places are padding. Whatever treats
+each place by itself is given the T real ones alone (`Packed`); only attention, which is cheap here, sees them padded.
+
 Shapes: B images, N queries, M keys, D model width, H heads, d = D / H.
 """
 
@@ -25,6 +28,26 @@ class KeysValues(NamedTuple):
 
     def kept(self, rows: Tensor) -> "KeysValues":
         return KeysValues(self.keys[rows], self.values[rows])
+
+
+class Packed(NamedTuple):
+    """Which places of (B, N) are real: x (T, D) holds those alone, in their order."""
+
+    at: Tensor  # (T,) places in the flattened (B, N)
+    shape: tuple[int, int]  # (B, N)
+
+    def padded(self, x_TD: Tensor) -> Tensor:
+        B, N = self.shape
+        return x_TD.new_zeros(B * N, x_TD.shape[1]).index_copy(0, self.at, x_TD).view(B, N, -1)
+
+    def real(self, x_BND: Tensor) -> Tensor:
+        return x_BND.flatten(0, 1).index_select(0, self.at)
+
+
+def packed_where(real: Tensor) -> Packed:
+    """real: (B, N) bool."""
+    B, N = real.shape
+    return Packed(real.flatten().nonzero()[:, 0], (B, N))
 
 
 def attend_plain(q_BHNd: Tensor, past: KeysValues, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -51,25 +74,34 @@ class MemoryAttention(nn.Module):
         self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.value, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
-    def split_heads(self, x_BND: Tensor) -> Tensor:
+    def split_heads(self, x: Tensor, packed: Packed | None = None) -> Tensor:
+        x_BND = x if packed is None else packed.padded(x)
         B, N, D = x_BND.shape
         return x_BND.view(B, N, self.heads, D // self.heads).transpose(1, 2)  # (B, H, N, d)
 
-    def remember(self, x_BMD: Tensor) -> KeysValues:
-        return KeysValues(self.split_heads(self.key(x_BMD)), self.split_heads(self.value(x_BMD)))
+    def remember(self, x: Tensor, packed: Packed | None = None) -> KeysValues:
+        return KeysValues(self.split_heads(self.key(x), packed), self.split_heads(self.value(x), packed))
 
     def forward(
-        self, x_BND: Tensor, past: KeysValues, *, mask: Tensor | None = None, want_weights: bool = False
+        self,
+        x: Tensor,
+        past: KeysValues,
+        *,
+        mask: Tensor | None = None,
+        want_weights: bool = False,
+        packed: Packed | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """mask: bool, broadcasts to (B, H, N, M), True where a query may look. Weights are (B, H, N, M)."""
-        scale = (x_BND.shape[2] // self.heads) ** -0.5  # on the small matrix, as in models/attention.py
-        q = self.split_heads(F.linear(x_BND, self.query.weight * scale, self.query.bias * scale))
+        """x: (B, N, D), or (T, D) with `packed`, and so the result. mask: bool, broadcasts to (B, H, N, M), True
+        where a query may look. Weights are (B, H, N, M)."""
+        scale = (x.shape[-1] // self.heads) ** -0.5  # on the small matrix, as in models/attention.py
+        q = self.split_heads(F.linear(x, self.query.weight * scale, self.query.bias * scale), packed)
         weights = None
         if want_weights or (q.device.type == "cpu" and torch.is_grad_enabled()):
             mixed, weights = attend_plain(q, past, mask)
         else:
             mixed = F.scaled_dot_product_attention(q, past.keys, past.values, attn_mask=mask, scale=1.0)
-        return self.out(mixed.transpose(1, 2).flatten(2)), weights
+        mixed = mixed.transpose(1, 2).flatten(2)  # (B, N, D)
+        return self.out(mixed if packed is None else packed.real(mixed)), weights
 
 
 class DecoderBlock(nn.Module):
@@ -81,25 +113,27 @@ class DecoderBlock(nn.Module):
         self.text, self.image = MemoryAttention(dim, heads), MemoryAttention(dim, heads)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), activation, bias=True)
 
-    def remember(self, x_BND: Tensor) -> KeysValues:
+    def remember(self, x: Tensor, packed: Packed | None = None) -> KeysValues:
         """Keys and values of characters in the stream itself, for those that look back at them."""
-        return self.text.remember(self.norm_text(x_BND))
+        return self.text.remember(self.norm_text(x), packed)
 
     def forward(
         self,
-        x_BND: Tensor,
+        x: Tensor,
         past: KeysValues,
         image: KeysValues,
         *,
         mask: Tensor | None = None,
         want_weights: bool = False,
+        packed: Packed | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`mask` is for the text. Weights (B, N, M) are those on the image, a mean over heads."""
-        x_BND = x_BND + self.text(self.norm_text(x_BND), past, mask=mask)[0]
-        looked, weights = self.image(self.norm_image(x_BND), image, want_weights=want_weights)
-        x_BND = x_BND + looked
-        x_BND = x_BND + self.mlp(self.norm_mlp(x_BND))
-        return x_BND, weights.float().mean(dim=1) if weights is not None and want_weights else None
+        """x: (B, N, D), or (T, D) with `packed`, and so the result. `mask` is for the text. Weights (B, N, M) are
+        those on the image, a mean over heads."""
+        x = x + self.text(self.norm_text(x), past, mask=mask, packed=packed)[0]
+        looked, weights = self.image(self.norm_image(x), image, want_weights=want_weights, packed=packed)
+        x = x + looked
+        x = x + self.mlp(self.norm_mlp(x))
+        return x, weights.float().mean(dim=1) if weights is not None and want_weights else None
 
 
 def reset(module: nn.Module) -> None:
