@@ -1,11 +1,11 @@
 """How time and memory of attention grow with the length: dense against the sparse patterns, in one run.
 
-    python bench/attention_scaling.py --out docs/records/attention
+    python bench/attention_scaling.py --out docs/records/ideas
 
 One forward and backward pass of the attention itself (queries, keys and values given), in fp32, each length
 and kind in a process of its own so that its peak memory is its own; kinds take turns within a round, and the
-median over rounds counts. Writes scaling.json and scaling.md: seconds, peak memory, and the exponents fitted
-to both over the lengths (1 is linear, 2 is quadratic). 16,384 tokens of dense attention need 8 GB.
+median over rounds counts. Writes scaling.json, scaling.md and scaling.png: seconds, peak memory, and the
+exponents fitted to both over the lengths (1 is linear, 2 is quadratic). 16,384 tokens of dense attention need 8 GB.
 """
 
 import argparse
@@ -19,16 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from common import ROOT, forget_peak, markdown, memory_bytes, save
+
 KINDS = ("dense", "strided", "fixed", "window")
 LENGTHS = (1_024, 2_048, 4_096, 8_192, 16_384)
 COMPARED = 4_096
-
-
-def memory_bytes(name: str) -> int:
-    """Of this process: VmRSS is what it holds now, VmHWM the most it held."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def measure(kind: str, tokens: int, *, heads: int, dim: int, threads: int, seconds: float) -> dict[str, float]:
@@ -59,7 +54,7 @@ def measure(kind: str, tokens: int, *, heads: int, dim: int, threads: int, secon
 
     once(*inputs(min(tokens, 256)))  # what libraries set aside for themselves comes with their first use
     given = inputs(tokens)
-    Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts again from here
+    forget_peak()
     before = memory_bytes("VmRSS")
     once(*given)
     peak = memory_bytes("VmHWM") - before
@@ -80,7 +75,8 @@ def measured_apart(kind: str, tokens: int, args: argparse.Namespace) -> dict[str
 
 def exponent(lengths: list[int], values: list[float]) -> float:
     """The slope of the straight line through log(value) over log(length), by least squares."""
-    x, y = [math.log(n) for n in lengths], [math.log(value) for value in values]
+    # A process that had room enough did not grow at all.
+    x, y = [math.log(n) for n in lengths], [math.log(max(value, 1e-9)) for value in values]
     return statistics.linear_regression(x, y).slope
 
 
@@ -107,16 +103,31 @@ def summarise(rounds: dict[str, dict[int, list[dict[str, float]]]]) -> dict[str,
 
 def table(told: dict[str, Any]) -> str:
     lengths = next(iter(told.values()))["lengths"]
-    lines = [
-        "| attention | " + " | ".join(f"{n:,}" for n in lengths) + f" | exponent | at {COMPARED:,} against dense |",
-        "|-|" + "-:|" * (len(lengths) + 2),
-    ]
+    rows = []
     for kind, row in told.items():
         cells = [f"{1000 * s:,.1f} ms, {b / 2**20:,.0f} MB" for s, b in zip(row["seconds"], row["bytes"], strict=True)]
         fitted = f"time {row['time_exponent']:.2f}, memory {row['memory_exponent']:.2f}"
         faster = f"{row['times_faster']:.1f} x" if "times_faster" in row else ""
-        lines.append(f"| {kind} | {' | '.join(cells)} | {fitted} | {faster} |")
-    return "\n".join(lines) + "\n"
+        rows.append([kind, *cells, fitted, faster])
+    heading = ["attention", *(f"{n:,}" for n in lengths), "exponent", f"at {COMPARED:,} against dense"]
+    return markdown(heading, rows)
+
+
+def draw(told: dict[str, Any], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3), dpi=110, facecolor="white", layout="constrained")
+    titles = {"seconds": "seconds, forward and backward", "bytes": "peak memory, bytes"}
+    for axes, (what, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        for kind, row in told.items():
+            axes.loglog(row["lengths"], row[what], "o-", markersize=4, linewidth=1.5, label=kind)
+        axes.set_title(title, loc="left", fontsize=9)
+        axes.set_xlabel("tokens", fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.grid(color="#e4e7eb", linewidth=0.6)
+        axes.spines[:].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path)
 
 
 def main() -> None:
@@ -147,10 +158,9 @@ def main() -> None:
     told = summarise(rounds)
     print(table(told))
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
         settings = {"heads": args.heads, "dim": args.dim, "threads": args.threads, "rounds": args.rounds}
-        (args.out / "scaling.json").write_text(json.dumps({"settings": settings, "kinds": told}, indent=1) + "\n")
-        (args.out / "scaling.md").write_text(table(told))
+        save(args.out, "scaling", {"settings": settings, "kinds": told}, table(told))
+        draw(told, args.out / "scaling.png")
 
 
 if __name__ == "__main__":

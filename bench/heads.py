@@ -11,50 +11,22 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from common import markdown, save, train_side_by_side
+
 HEADS = ("ctc", "transformer", "permuted", "lstm")
 
 
-def start(head: str, args: argparse.Namespace, core: int, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    folder = args.runs / head
-    folder.mkdir(parents=True, exist_ok=True)
-    options = [
-        "task=str", f"head={head}", f"budget={args.budget}", "trainer=cpu", "trainer.devices=1", "trainer.threads=1",
-        "logger=none", f"run_dir={folder / 'run'}", f"data.train=[{','.join(['render', *args.train])}]",
-        f"data.test=[{','.join(args.test)}]",
-    ]  # fmt: skip
-    log = (folder / "log.txt").open("wb")
-    command = [sys.executable, str(ROOT / "train.py"), *options, *words]
-    return subprocess.Popen(
-        command, stdout=log, stderr=subprocess.STDOUT, preexec_fn=lambda: os.sched_setaffinity(0, {core})
-    )
-
-
-def train_all(args: argparse.Namespace, words: Sequence[str]) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    todo = [head for head in HEADS if not (args.runs / head / "run" / "metrics.json").exists()]
-    running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
-    while todo or running:
-        for core in cores:
-            if core not in running and todo:
-                head = todo.pop(0)
-                print(f"{time.strftime('%H:%M:%S')} {head} on core {core} for {args.budget}", flush=True)
-                running[core] = head, start(head, args, core, words)
-        for core, (head, process) in list(running.items()):
-            if process.poll() is not None:
-                if process.returncode:
-                    sys.exit(f"{head} failed; see {args.runs / head / 'log.txt'}")
-                del running[core]
-        time.sleep(1)
+def words_for(head: str, args: argparse.Namespace, words: Sequence[str]) -> list[str]:
+    sources = [f"data.train=[{','.join(['render', *args.train])}]", f"data.test=[{','.join(args.test)}]"]
+    return ["task=str", f"head={head}", f"budget={args.budget}", *sources, *words]
 
 
 def read_with(head: str, args: argparse.Namespace) -> dict[str, object]:
     """Figures of a trained head, read anew so that no two share the machine."""
-    run = args.runs / head / "run"
+    run = args.runs / head
     command = [sys.executable, "-c", "from vitocr.cli import main; main()", "eval", str(run), "--json"]
     for path in args.test:
         command += ["--data", path]
@@ -79,23 +51,27 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/heads"))
     parser.add_argument("--out", type=Path, required=True)
     args, words = parser.parse_known_args()
-    train_all(args, [word for word in words if word != "--"])
+    words = [word for word in words if word != "--"]
+    runs = {args.runs / head: words_for(head, args, words) for head in HEADS}
+    if train_side_by_side(runs, cores=sorted(os.sched_getaffinity(0))):
+        sys.exit(1)
     rows = [read_with(head, args) for head in HEADS]
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "heads.json").write_text(json.dumps({"budget": args.budget, "rows": rows}, indent=1))
     names = list(rows[0]["accuracy"])  # type: ignore[call-overload]
-    lines = [
-        f"| head | parameters | {' | '.join(names)} | words/s read | words/s trained |",
-        "|-" * (len(names) + 4) + "|",
-    ]
-    for row in rows:
-        shares = " | ".join(f"{100 * row['accuracy'][name]:.1f} %" for name in names)  # type: ignore[index]
-        lines.append(
-            f"| {row['head']} | {row['parameters'] / 1e6:.2f} M | {shares} | "  # type: ignore[operator]
-            f"{row['words_per_second']:.0f} | {row['trained_words_per_second']:.0f} |"
-        )
-    (args.out / "heads.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    table = markdown(
+        ["head", "parameters", *names, "words/s read", "words/s trained"],
+        [
+            [
+                str(row["head"]),
+                f"{row['parameters'] / 1e6:.2f} M",  # type: ignore[operator]
+                *(f"{100 * row['accuracy'][name]:.1f} %" for name in names),  # type: ignore[index]
+                f"{row['words_per_second']:.0f}",
+                f"{row['trained_words_per_second']:.0f}",
+            ]
+            for row in rows
+        ],
+    )
+    save(args.out, "heads", {"budget": args.budget, "rows": rows}, table)
+    print(table, end="")
 
 
 if __name__ == "__main__":

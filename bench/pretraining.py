@@ -1,6 +1,6 @@
 """What pretraining on pictures without labels is worth where labels are few. One command, one table:
 
-    python bench/pretraining.py --pretrain 30m --budget 10m --out docs/records/pretraining
+    python bench/pretraining.py --pretrain 30m --budget 10m --out docs/records/ideas
 
 Pretrains on the 50,000 training images of CIFAR-10 without their labels, once a seed; then, on 10 % of the labels (500
 images a class), trains from scratch and fine-tunes from that for the same wall clock, a seed each, and trains a
@@ -10,33 +10,13 @@ go to every run (`-- backbone=vit_tiny`).
 """
 
 import argparse
-import json
+import shutil
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from common import markdown, save, train
+
 ARMS = ("from scratch", "fine-tuned", "linear probe")
-
-
-def train(name: str, args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
-    """The figures of the run `name`, which is started unless it has finished before."""
-    folder = args.runs / name
-    if not (folder / "metrics.json").exists():
-        command = [sys.executable, str(ROOT / "train.py"), *words, "logger=none", f"run_dir={folder}"]
-        if (folder / "last.ckpt").exists():
-            command.append(f"resume={folder}")
-        print(f"{time.strftime('%H:%M:%S')} {name}: {' '.join(command[1:])}", flush=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "log.txt").open("ab") as log:
-            if subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode:
-                sys.exit(f"{name} failed; see {folder / 'log.txt'}")
-    figures: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-    return figures
 
 
 def words_of(arm: str, seed: int, args: argparse.Namespace) -> list[str]:
@@ -65,10 +45,10 @@ def main() -> None:
     pretrained, found = [], {arm: [] for arm in ARMS}  # type: ignore[var-annotated]
     for seed in range(args.seeds):
         own = ["task=pretrain", "data.val_size=0", f"seed={seed}", f"budget={args.pretrain}"]
-        pretrained.append(train(f"pretrained-{seed}", args, [*own, *words])["train"])
+        pretrained.append(train(args.runs / f"pretrained-{seed}", [*own, *words])["train"])
         for arm in ARMS:
             name = f"{arm.replace(' ', '-')}-{seed}"
-            found[arm].append(train(name, args, [*words_of(arm, seed, args), *words]))
+            found[arm].append(train(args.runs / name, [*words_of(arm, seed, args), *words]))
 
     rows = [
         {
@@ -84,22 +64,22 @@ def main() -> None:
     gain = rows[1]["mean"] - rows[0]["mean"]  # type: ignore[operator]
     summary = {"pretrain": args.pretrain, "budget": args.budget, "fraction": args.fraction, "words": words,
                "pretraining": pretrained, "rows": rows, "gain": gain}  # fmt: skip
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "pretraining.json").write_text(json.dumps(summary, indent=1))
-    lines = [
+    labels = [f"{arm} ({args.probe})" if arm == "linear probe" else arm for arm in ARMS]
+    table = markdown(
+        [f"{args.budget} on the labels", *(f"seed {seed}" for seed in range(args.seeds)), "mean", "epochs"],
+        [
+            [label, *(f"{100 * value:.2f} %" for value in [*row["accuracy"], row["mean"]]), f"{row['epochs'][0]:.0f}"]  # type: ignore
+            for label, row in zip(labels, rows, strict=True)
+        ],
+    )
+    table = (
         f"Pretrained for {args.pretrain} on 50,000 images without labels ({pretrained[0]['epochs']:.0f} epochs); then "
-        f"{100 * args.fraction:.0f} % of the labels. Accuracy on the 10,000 test images.",
-        "",
-        f"| {args.budget} on the labels | {' | '.join(f'seed {seed}' for seed in range(args.seeds))} | mean | epochs |",
-        "|-" * (args.seeds + 3) + "|",
-    ]
-    for row in rows:
-        shares = " | ".join(f"{100 * value:.2f} %" for value in row["accuracy"])
-        label = f"{row['arm']} ({args.probe})" if row["arm"] == "linear probe" else row["arm"]
-        lines.append(f"| {label} | {shares} | {100 * row['mean']:.2f} % | {row['epochs'][0]:.0f} |")
-    lines += ["", f"Fine-tuned against from scratch: {100 * gain:+.2f} points."]
-    (args.out / "pretraining.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+        f"{100 * args.fraction:.0f} % of the labels. Accuracy on the 10,000 test images.\n\n{table}\n"
+        f"Fine-tuned against from scratch: {100 * gain:+.2f} points.\n"
+    )
+    save(args.out, "pretraining", summary, table)
+    shutil.copyfile(args.runs / "pretrained-0" / "samples.png", args.out / "pretraining.png")
+    print(table, end="")
 
 
 if __name__ == "__main__":

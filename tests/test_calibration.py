@@ -3,9 +3,18 @@
 import numpy as np
 import pytest
 
-from vitocr.calibration import Calibration, fit_calibration, logit, sigmoid, threshold_for
+from vitocr.calibration import (
+    Calibration,
+    fit_calibration,
+    fit_temperature,
+    logit,
+    operating_points,
+    sigmoid,
+    threshold_for,
+    threshold_for_blanks,
+)
 from vitocr.errors import UserError
-from vitocr.metrics import bootstrap_interval
+from vitocr.metrics import bootstrap_interval, log_softmax, nll
 
 
 def answers(count: int, *, scale: float, shift: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -59,3 +68,39 @@ def test_a_threshold_keeps_as_many_answers_as_the_error_rate_allows() -> None:
     strict = threshold_for(confidence, right, error=0.0)
     assert strict is not None and strict.threshold == 0.9  # the two at 0.8 go together, and one of them is wrong
     assert threshold_for([0.9, 0.8], [False, True], error=0.1) is None
+
+
+def test_operating_points_say_what_each_wanted_error_rate_costs() -> None:
+    confidence = np.linspace(1, 0, 100, endpoint=False)
+    right = np.arange(100) < 90  # the ten least sure are wrong
+    points = operating_points(confidence, right, [0.0, 0.05])
+    assert points[0] == {"wanted": 0.0, "threshold": pytest.approx(0.11), "kept": 0.9, "error": 0.0}
+    assert points[1]["kept"] == 0.94 and points[1]["error"] == pytest.approx(4 / 94)
+    assert operating_points([0.9], [False], [0.01]) == [{"wanted": 0.01, "threshold": None, "kept": 0.0, "error": None}]
+
+
+def test_a_threshold_for_blank_pictures_lies_just_above_the_first_that_must_not_be_answered() -> None:
+    invented = [0.9, 0.5, 0.5, 0.2]
+    for share, passing in ((0.0, 0), (0.1, 1), (0.2, 1), (0.4, 4)):
+        threshold = threshold_for_blanks(invented, images=10, share=share)
+        assert sum(sure >= threshold for sure in invented) == passing
+    assert threshold_for_blanks([], images=10, share=0.0) == 0.0
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
+def test_the_temperature_that_spoiled_the_logits_is_found(temperature: float) -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (5000, 10))
+    shares = np.exp(log_softmax(logits))
+    labels = (shares.cumsum(axis=1) < rng.random((5000, 1))).sum(axis=1)
+    found = fit_temperature(logits * temperature, labels)
+    assert found == pytest.approx(temperature, rel=0.1)
+    least = nll(logits * temperature / found, labels)
+    assert all(nll(logits * temperature / (found * off), labels) > least for off in (0.97, 1.03))
+
+
+def test_a_temperature_stays_finite_without_a_mistake_and_without_a_hit() -> None:
+    logits = np.eye(5)[np.arange(100) % 5]
+    assert 0 < fit_temperature(logits, np.arange(100) % 5) < 1 < fit_temperature(logits, (np.arange(100) + 1) % 5) < 100
+    with pytest.raises(UserError, match="at least 50 images"):
+        fit_temperature(logits[:10], np.arange(10) % 5)

@@ -64,8 +64,9 @@ def save_image(path: Path, brightness: int) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a run and images, as the current one."""
+    """A folder with a run and images, as the current one; nothing ships with vitocr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitocr.catalog.SHIPPED", tmp_path / "weights")
     save_judge_of_light(tmp_path / "runs/light/2024-01-01/model.safetensors")
     for index in range(3):
         save_image(tmp_path / f"images/dark/{index}.png", 20 + index)
@@ -133,6 +134,55 @@ def test_predict_writes_to_a_file(here: Path, capsys: pytest.CaptureFixture[str]
     assert run("predict", RUN, "images", "--json", "--out", "answers.jsonl") == 0
     assert capsys.readouterr().out == ""
     assert len(Path("answers.jsonl").read_text().splitlines()) == 6
+
+
+def test_predict_goes_on_where_it_was_killed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same command once more: what a kill leaves is a whole line or more, a torn one, and the note beside it."""
+    words = ["predict", RUN, "images", "--csv", "--out", "answers.csv"]
+    (here / "images/dark/1.png").write_bytes(b"these are not pixels")
+    assert run(*words) == 1
+    whole = Path("answers.csv").read_bytes()
+    assert run(*words) == 2 and "answers.csv is there already" in capsys.readouterr().err
+    assert run(*words, "--overwrite") == 1 and Path("answers.csv").read_bytes() == whole
+
+    class Killed(BaseException):
+        pass
+
+    def killing(write: output.Writer) -> output.Writer:
+        left = iter(range(4))
+
+        def write_some(result: output.Result) -> None:
+            if next(left, None) is None:
+                raise Killed
+            write(result)
+
+        return write_some
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitocr.predict_files.csv_writer", lambda *a, **k: killing(output.csv_writer(*a, **k)))
+        with pytest.raises(Killed):
+            cli.main([*words, "--overwrite"])
+    with open("answers.csv", "ab") as file:
+        file.write(b"images/light/1.p")
+    capsys.readouterr()
+    assert run(*words, "--top-k", "1") == 2 and "top_k was 2, now 1" in capsys.readouterr().err
+    assert run(*words) == 1
+    assert Path("answers.csv").read_bytes() == whole
+    err = capsys.readouterr().err
+    assert "answers.csv holds 4 answers already, 2 are to come." in err
+    assert "1 of 6 inputs could not be read.\n  'images/dark/1.png' cannot be read as an image" in err
+
+
+def test_words_about_a_file_need_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("predict", RUN, "images", "--resume") == 2
+    assert "about the file of --out" in capsys.readouterr().err
+
+
+def test_what_is_for_reading_is_refused_by_a_model_that_tells_classes_apart(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("predict", RUN, "images", "--any-rotation") == 2
+    assert "are for models that read text; this one tells classes apart" in capsys.readouterr().err
 
 
 def test_predict_to_a_place_that_cannot_be_written_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,6 +328,59 @@ def test_eval_without_data_says_what_to_do(
     assert message in capsys.readouterr().err
 
 
+def test_eval_says_which_confidence_to_ask_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index in range(3):
+        save_image(here / f"images/dark/grey{index}.png", 140 + index)  # wrong, and not sure of it
+    assert run("eval", RUN, "--data", "images", "--json") == 0
+    points = json.loads(capsys.readouterr().out)["thresholds"]
+    assert [point["wanted"] for point in points] == [0.01, 0.02, 0.05]
+    assert all(point["kept"] == pytest.approx(6 / 9) and point["error"] == 0 for point in points)
+    assert 0.5 < points[0]["threshold"] <= 1
+    assert run("eval", RUN, "--data", "images", "--precision", "bf16") == 0
+    assert "66.67 %" in capsys.readouterr().out
+    assert run("eval", RUN, "--data", "images", "--precision", "bf61") == 2
+    assert "precision=bf61: choose one of fp32, bf16, auto. Did you mean 'bf16'?" in capsys.readouterr().err
+
+
+# --- calibrate ------------------------------------------------------------------------------------------
+
+
+def test_calibrate_stores_a_temperature_that_the_model_then_applies(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index in range(40):
+        save_image(here / f"more/dark/{index}.png", 20 + 5 * index)  # a quarter of these is light
+        save_image(here / f"more/light/{index}.png", 230 - index)
+    file = here / RUN / "model.safetensors"
+    before = vitocr.load(RUN)("images/light/0.png")
+    assert run("calibrate", RUN, "--data", "more", "--out", "calibrated.safetensors", "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["ece"] < figures["ece_before"]
+    assert figures["calibration"]["images"] == 80 and figures["path"] == "calibrated.safetensors"
+    assert Image.open("calibrated.calibration.png").format == "PNG"
+    assert "calibration" not in vitocr.load(file).description
+
+    after = vitocr.load("calibrated.safetensors")("images/light/0.png")
+    assert isinstance(before, Label) and isinstance(after, Label) and after.name == before.name
+    odds = [np.log(label.confidence / (1 - label.confidence)) for label in (before, after)]
+    assert odds[0] / odds[1] == pytest.approx(figures["calibration"]["temperature"], rel=1e-3)
+
+    assert run("eval", "calibrated.safetensors", "--data", "more", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["ece"] == pytest.approx(figures["ece"], abs=1e-6)
+    assert run("calibrate", RUN, "--data", "more") == 0  # in place
+    assert vitocr.load(RUN).description["calibration"] == figures["calibration"]
+    assert "calibration error" in capsys.readouterr().out
+
+
+def test_calibrate_refuses_before_it_works(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("calibrate", RUN, "--data", "images", "--out", "model.onnx") == 2
+    assert "not in model.onnx" in capsys.readouterr().err
+    assert run("calibrate", RUN, "--data", "images") == 2
+    assert "at least 50 images" in capsys.readouterr().err
+    assert run("calibrate", RUN, "--data", "images", "--threshold", "0.5") == 2
+    assert "for models that read text" in capsys.readouterr().err
+
+
 # --- models ---------------------------------------------------------------------------------------------
 
 
@@ -296,9 +399,8 @@ def test_models_lists_runs_newest_first(here: Path, capsys: pytest.CaptureFixtur
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == vitocr.list_models()
 
 
-def test_shipped_models_come_first_and_by_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_models_come_first_and_by_name(here: Path) -> None:
     save_judge_of_light(here / "weights/lamp.safetensors")
-    monkeypatch.setattr("vitocr.catalog.SHIPPED", here / "weights")
     assert [(entry["name"], entry["shipped"]) for entry in list_models()] == [("lamp", True), (RUN, False)]
     assert run("predict", "lamp", "images") == 0
 

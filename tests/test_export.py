@@ -22,7 +22,8 @@ from vitocr import cli
 from vitocr.checkpoint import load_checkpoint, load_model
 from vitocr.errors import UserError
 from vitocr.export import atomic_folder, export, parts, to_torchscript
-from vitocr.export.check import compare, difference_of, open_pictures
+from vitocr.export.check import compare, difference_of
+from vitocr.export.pictures import open_pictures
 from vitocr.models.model import Model, build_model
 from vitocr.numpy_decode import text_probability
 from vitocr.predict import Predictor
@@ -403,7 +404,7 @@ def test_the_check_names_where_and_how_the_two_differ(files: Any, tmp_path: Path
 
 def test_a_set_of_words_or_nothing_readable_is_told_apart(files: Any, tmp_path: Path) -> None:
     original, exported = both(files("ctc"))
-    with pytest.raises(UserError, match="nothing to check the export with at"):
+    with pytest.raises(UserError, match="no images at"):
         open_pictures([tmp_path / "absent"], original)
     (tmp_path / "broken.png").write_bytes(b"these are not pixels")
     with pytest.raises(UserError, match="None of the 1 images to check the export with"):
@@ -412,8 +413,8 @@ def test_a_set_of_words_or_nothing_readable_is_told_apart(files: Any, tmp_path: 
     words.mkdir()
     Image.fromarray(pictures(3)[2]).save(words / "w.webp")
     (words / "labels.csv").write_text("image,text\nw.webp,12\n")
-    named = list(open_pictures([words / "labels.csv"], original)())
-    assert len(named) == 1 and named[0][0].endswith("row 0") and named[0][1].ndim == 3
+    (picture,) = open_pictures([words / "labels.csv"], original).each()
+    assert picture.name.endswith("row 0") and picture.image.ndim == 3 and picture.label == "12"
 
 
 # --- other forms ----------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_what_reads_an_onnx_file_knows_no_torch_however_far_one_follows_it() -> 
 
 @pytest.mark.parametrize("file", in_rooms("vitocr/export/"))
 def test_exporting_takes_what_reading_takes_and_the_packages_of_the_form(file: str) -> None:
-    assert packages(file) <= {"torch", "numpy", "PIL", "onnx", "onnxscript", "openvino"}
+    assert packages(file) <= {"torch", "numpy", "PIL", "onnx", "onnxruntime", "onnxscript", "openvino"}
 
 
 def test_importing_the_package_imports_neither_torch_nor_numpy_and_takes_no_time() -> None:

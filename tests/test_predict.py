@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from export_kit import BACKBONE, CHARACTERS, HEADS, SIZE
 from PIL import Image
 
 import vitocr
@@ -17,7 +18,8 @@ from vitocr.description import describe
 from vitocr.errors import UserError
 from vitocr.models.model import build_model
 from vitocr.predict import Predictor
-from vitocr.results import Failure, Label
+from vitocr.results import Failure, Label, Reading
+from vitocr.run_torch import in_bf16
 
 NAMES = [f"class {i}" for i in range(7)]
 SPEC = {
@@ -225,6 +227,41 @@ def test_what_is_no_image_is_told_why(predictor: Predictor, wrong: Any, message:
     assert isinstance(failure, Failure) and failure.source == "input 0"
     with pytest.raises(UserError, match=message):
         raise UserError(failure.message)
+
+
+# --- precision ------------------------------------------------------------------------------------------
+
+
+def test_in_bf16_the_answers_are_those_of_fp32_but_for_rounding(file: Path, predictor: Predictor) -> None:
+    rounded = vitocr.load(file, device="cpu", precision="bf16")
+    images = [picture(seed) for seed in range(5)]
+    exact, found = predictor.logits(np.stack(images)), rounded.logits(np.stack(images))
+    assert found.dtype == torch.float32 and not torch.equal(exact, found)
+    assert (exact - found).abs().max() < 0.05 * exact.abs().max()
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if name != "classify"])
+def test_every_way_to_read_works_in_bf16(name: str) -> None:
+    torch.manual_seed(0)
+    head = HEADS[name] | {"symbols": len(CHARACTERS), "max_length": 8}
+    model = build_model({"image_size": list(SIZE), "backbone": BACKBONE, "head": head})
+    seen: set[torch.dtype] = set()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda module, given, out: seen.add(out.dtype))
+    look = {"size": list(SIZE), "mean": [0.5] * 3, "std": [0.25] * 3, "resize": "stretch", "interpolation": "bicubic"}
+    codec = {"type": "charset", "characters": CHARACTERS}
+    description = describe(task="small", kind="text", model=model.spec, codec=codec, preprocess=look)
+    readings = Predictor(model, description, precision="bf16")([picture(seed) for seed in range(3)])
+    assert all(isinstance(reading, Reading) and 0 <= reading.confidence <= 1 for reading in readings)
+    assert torch.bfloat16 in seen
+
+
+def test_auto_takes_bf16_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there in (True, False):
+        monkeypatch.setattr("vitocr.machine.cpu_has_bf16", lambda there=there: there)
+        assert in_bf16("auto", torch.device("cpu")) is there
+        assert in_bf16("bf16", torch.device("cpu")) and not in_bf16("fp32", torch.device("cpu"))
 
 
 # --- loading --------------------------------------------------------------------------------------------

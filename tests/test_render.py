@@ -168,10 +168,13 @@ def test_a_text_is_nfc_even_when_its_source_is_not(tmp_path: Path) -> None:
         assert renderer(index).text.lower() in {"café", "naïve"}
 
 
-def test_blank_crops_have_no_text_and_no_ink() -> None:
-    crop = Renderer(RenderSpec(blank=1.0, effects=PLAIN))(0)
-    assert crop.text == "" and crop.boxes.shape == (0, 4)
-    assert (crop.image == crop.image[0, 0]).all()
+def test_a_share_of_the_crops_is_blank_when_asked_for_and_no_two_of_them_are_alike() -> None:
+    renderer = Renderer(RenderSpec(blank=0.5, size=(24, 100)))
+    crops = [renderer(index) for index in range(80)]
+    blanks = [crop for crop in crops if not crop.text]
+    assert 25 < len(blanks) < 55
+    assert {(crop.image.shape, crop.boxes.shape) for crop in blanks} == {((24, 100, 3), (0, 4))}
+    assert len({crop.image.tobytes() for crop in blanks}) == len(blanks)
 
 
 def test_korean_text_is_rendered_when_a_font_has_it() -> None:

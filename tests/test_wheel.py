@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -12,9 +13,17 @@ from pathlib import Path
 import pytest
 
 import vitocr
+from vitocr.checkpoint import save_model
+from vitocr.description import describe
+from vitocr.models.model import build_model
 
 pytestmark = pytest.mark.slow
 CHECKOUT = Path(vitocr.__file__).resolve().parent.parent
+SPEC = {
+    "image_size": [8, 8],
+    "backbone": {"_target_": "vitocr.models.vit.ViT", "patch": 4, "dim": 16, "depth": 1, "heads": 2},
+    "head": {"_target_": "vitocr.heads.classify.Classify", "classes": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +31,43 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (CHECKOUT / "pyproject.toml").is_file():
         pytest.skip("vitocr is installed here, and there is no checkout to build a wheel from")
     folder = tmp_path_factory.mktemp("wheel")
+    source = copy_with_a_shipped_model(folder / "source")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--retries", "1", "--timeout", "15"]
-    built = run([*pip, "wheel", str(CHECKOUT), "--no-deps", "--wheel-dir", str(folder)], cwd=folder)
+    built = run([*pip, "wheel", str(source), "--no-deps", "--wheel-dir", str(folder)], cwd=folder)
     if built.returncode and "No matching distribution found for hatchling" in built.stderr:
         pytest.skip("pip cannot fetch hatchling, which builds the wheel: this machine seems to be offline")
     assert built.returncode == 0, built.stderr
     (path,) = folder.glob("*.whl")
     return path
+
+
+def copy_with_a_shipped_model(target: Path) -> Path:
+    """What the wheel is built from, and a model `toy-tiny` among those that ship: it finds everything a circle."""
+    for folder in ("vitocr", "conf"):
+        shutil.copytree(CHECKOUT / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__", "*.tmp"))
+    for file in ("pyproject.toml", "README.md", ".gitignore"):  # what git ignores is left out of wheels
+        shutil.copy(CHECKOUT / file, target / file)
+    model = build_model(SPEC)
+    state = {name: 0 * tensor for name, tensor in model.state_dict().items()}
+    description = describe(
+        task="shapes",
+        kind="classify",
+        model=SPEC,
+        codec={"type": "classes", "names": ["circle", "square"]},
+        preprocess={
+            "size": [8, 8],
+            "mean": [0.5] * 3,
+            "std": [0.2] * 3,
+            "resize": "stretch",
+            "interpolation": "bicubic",
+        },
+        metrics={"test": {"accuracy": 0.5}},
+    )
+    file = target / "vitocr" / "weights" / "toy-tiny.safetensors"
+    save_model(file, state, description, storage="float16")
+    file.with_suffix(".md").write_text("# toy-tiny\n")
+    file.with_suffix(".png").write_bytes(b"a plot")
+    return target
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +96,28 @@ def test_the_wheel_carries_configurations_and_type_hints_and_no_tests(wheel: Pat
     assert there and there <= inside
     assert {"vitocr/py.typed", "vitocr/__init__.py"} <= inside
     assert not {name for name in inside if name.startswith(("tests", "train.py", "runs", "data/"))}
+
+
+def test_the_wheel_carries_the_models_that_ship_with_their_cards_and_all_there_are_stay_small(wheel: Path) -> None:
+    inside = {entry.filename: entry.file_size for entry in zipfile.ZipFile(wheel).infolist()}
+    assert {f"vitocr/weights/toy-tiny.{kind}" for kind in ("safetensors", "md", "png")} <= set(inside)
+    shipped = {path.name for path in (CHECKOUT / "vitocr" / "weights").glob("*")} | {"toy-tiny.safetensors"}
+    assert {f"vitocr/weights/{name}" for name in shipped if not name.startswith(".")} <= set(inside)
+    assert max(size for name, size in inside.items() if name.startswith("vitocr/weights/")) <= 12_000_000
+
+
+def test_a_shipped_model_is_listed_and_used_by_its_name_offline_and_anywhere(
+    clean_python: Path, shapes: Path, tmp_path: Path
+) -> None:
+    command = str(clean_python / "vitocr")
+    listed = run([command, "models"], cwd=tmp_path)
+    (line,) = [line for line in listed.stdout.splitlines() if line.endswith("toy-tiny")]
+    assert "50.00 % test" in line and "ViT patch=4 dim=16 depth=1" in line and "MB" in line
+    predicted = run([command, "predict", "toy-tiny", str(shapes / "circle" / "03.png"), "--json"], cwd=tmp_path)
+    assert predicted.returncode == 0, predicted.stderr
+    assert json.loads(predicted.stdout)["name"] == "circle"
+    code = f"import vitocr; print(vitocr.load('toy-tiny')({str(shapes / 'circle' / '03.png')!r}).name)"
+    assert run([str(clean_python / "python"), "-c", code], cwd=tmp_path).stdout.strip() == "circle"
 
 
 def test_a_model_is_trained_and_used_outside_the_checkout(clean_python: Path, shapes: Path, tmp_path: Path) -> None:

@@ -3,11 +3,17 @@
 A model's own probability of a text is too high or too low by a regular amount. Two numbers, fitted on words it
 was not trained on, set that right: logit(p) -> scale * logit(p) + shift (Platt scaling; with shift 0 it is the
 temperature of a single decision). They keep the order, so no reading changes, and travel with the model.
-Numpy only.
+
+Classes have a distribution to keep: there one number does it, the temperature that all logits are divided by
+(Guo et al. 2017), and the order is kept as well.
+
+Both stand in a model's description under `calibration`: of a model that reads {"scale", "shift", "words",
+"threshold"}, of one that tells classes apart {"temperature", "images"}. Numpy only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -15,10 +21,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitocr.errors import UserError
+from vitocr.metrics import log_softmax
 
 Floats = NDArray[np.float64]
 FEWEST = 50  # words; two numbers from fewer would be chance
 EPSILON = 1e-7  # a confidence nearer to 0 or 1 counts as this near
+HOTTEST = 20.0  # a model that makes no mistake would be given any temperature down to 0, and a hopeless one infinity
+ERRORS = (0.01, 0.02, 0.05)  # wanted shares of wrong answers, for which `vitocr eval` names thresholds
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,17 @@ class Calibration:
     scale: float = 1.0
     shift: float = 0.0
     words: int = 0  # that it was fitted on
+    threshold: float = 0.0  # calibrated confidence below which there counts as nothing to read
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Calibration:
+        """What a description holds under `calibration`."""
+        return cls(
+            float(stored.get("scale", 1.0)),
+            float(stored.get("shift", 0.0)),
+            int(stored.get("words", 0)),
+            float(stored.get("threshold", 0.0)),
+        )
 
     def __call__(self, confidence: ArrayLike) -> Floats:
         """The model's own confidence, 0 to 1, to the share of right readings to expect."""
@@ -89,3 +109,50 @@ def threshold_for(confidence: ArrayLike, right: ArrayLike, *, error: float) -> O
         return None
     at = int(fits[-1])
     return Operating(float(sure[order][at]), (at + 1) / len(order), float(wrong[at]))
+
+
+def operating_points(
+    confidence: ArrayLike, right: ArrayLike, errors: Iterable[float] = ERRORS
+) -> list[dict[str, float | None]]:
+    """For each wanted error rate: the threshold, the share of answers it keeps, and their error. In plain types;
+    None and 0 kept where no threshold gets there."""
+    points: list[dict[str, float | None]] = []
+    for wanted in errors:
+        found = threshold_for(confidence, right, error=wanted)
+        threshold, kept, error = found or (None, 0.0, None)
+        points.append({"wanted": wanted, "threshold": threshold, "kept": kept, "error": error})
+    return points
+
+
+def threshold_for_blanks(confidence: ArrayLike, *, images: int, share: float) -> float:
+    """The lowest threshold at which at most `share` of `images` that show nothing get an answer.
+
+    confidence: of those among them that were answered with a text, wrongly.
+    """
+    surest_first = -np.sort(-np.asarray(confidence, dtype=np.float64))
+    allowed = int(share * images)
+    # Answers as sure as the threshold are given: it lies just above the surest that must not be.
+    return float(np.nextafter(surest_first[allowed], 1.0)) if allowed < len(surest_first) else 0.0
+
+
+def fit_temperature(logits: Any, labels: ArrayLike) -> float:
+    """The temperature that makes logits (N, C) the likeliest for the true classes (N,), by Newton's method.
+
+    The inverse of it is what is sought: in that the likelihood has one summit.
+    """
+    z, y = np.asarray(logits, dtype=np.float64), np.asarray(labels, dtype=np.int64)
+    if len(z) != len(y) or len(z) < FEWEST:
+        raise UserError(f"Calibrating needs at least {FEWEST} images with their classes, not {len(z)}.")
+    coldness = 1.0
+    for _ in range(100):
+        shares = np.exp(log_softmax(coldness * z))
+        mean = (shares * z).sum(axis=1)
+        slope = float((mean - z[np.arange(len(y)), y]).mean())
+        curvature = float(((shares * z**2).sum(axis=1) - mean**2).mean())
+        # Far from the summit the parabola overshoots, and past 0 everything would be turned round.
+        wanted = coldness - slope / max(curvature, 1e-12)
+        before, coldness = coldness, float(np.clip(wanted, coldness / 2, coldness * 2))
+        coldness = float(np.clip(coldness, 1 / HOTTEST, HOTTEST))
+        if abs(coldness - before) < 1e-9 * before:
+            break
+    return 1 / coldness

@@ -5,6 +5,7 @@ A model is named by a file, by a run's folder, or by the name of one that ships 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ IN_A_RUN = ("model.safetensors", "best.ckpt", "last.ckpt", "model.onnx")  # what
 def find_model(model: str | Path) -> Path:
     """The checkpoint file that `model` stands for."""
     path = Path(model).expanduser()
+    shipped = {file.stem: file for file in SHIPPED.glob("*.safetensors")}
     if path.is_dir():
         for name in IN_A_RUN:
             if (path / name).is_file():
                 return path / name
+        if str(model) in shipped:  # a folder of pictures may well be called as the model that reads them
+            return shipped[str(model)]
         raise UserError(f"There is no model in the folder {path}: it has none of {', '.join(IN_A_RUN)}.")
     if path.exists():
         return path
-    shipped = {file.stem: file for file in SHIPPED.glob("*.safetensors")}
     if str(model) in shipped:
         return shipped[str(model)]
     if len(path.parts) > 1 or path.suffix in (".safetensors", ".ckpt", ".onnx"):
@@ -37,7 +40,7 @@ def find_model(model: str | Path) -> Path:
 def list_models(runs: str | Path = "runs") -> list[dict[str, Any]]:
     """The shipped models, then the finished runs under `runs`, newest first.
 
-    Each is a dict: `name`, `path`, `shipped`, and `task`, `backbone`, `metrics` of its description.
+    Each is a dict: `name`, `path`, `bytes`, `shipped`, and `task`, `backbone`, `metrics` of its description.
     """
     shipped = sorted(SHIPPED.glob("*.safetensors"))
     finished = sorted(Path(runs).rglob("model.safetensors"), key=lambda file: -file.stat().st_mtime)
@@ -51,6 +54,7 @@ def list_models(runs: str | Path = "runs") -> list[dict[str, Any]]:
             {
                 "name": path.stem if path in shipped else str(path.parent),
                 "path": str(path),
+                "bytes": path.stat().st_size,
                 "shipped": path in shipped,
                 "task": description["task"],
                 "backbone": backbone_name(description),
@@ -68,3 +72,17 @@ def backbone_name(description: dict[str, Any]) -> str:
     kind = str(backbone["_target_"]).rpartition(".")[2]
     shape = (f"{key}={backbone[key]}" for key in ("patch", "dim", "depth") if key in backbone)
     return " ".join([kind, *shape])
+
+
+def headline(metrics: Mapping[str, Any]) -> str:
+    """ "93.10 % IIIT5k_test, 88.02 % SVT_test": the accuracy on every test set, else on the validation set."""
+    known = {name: figures for name, figures in metrics.items() if isinstance(figures, dict) and "accuracy" in figures}
+    shown = [name for name in known if name != "val"] or list(known)
+    shares = [f"{100 * share:.2f} % {name}" for name in shown if (share := one_accuracy(known[name])) is not None]
+    return ", ".join(shares) or "-"
+
+
+def one_accuracy(figures: Mapping[str, Any]) -> float | None:
+    """Words have an accuracy under several protocols: the one they are judged by."""
+    accuracy = figures["accuracy"]
+    return accuracy.get(figures.get("protocol")) if isinstance(accuracy, dict) else float(accuracy)

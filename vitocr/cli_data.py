@@ -27,7 +27,7 @@ def pack(sources: Sources, out: Annotated[Path, typer.Option(help="The LMDB to w
 
 @app.command()
 def look(
-    source: Annotated[str, typer.Argument(help="A folder, table or LMDB, or `render`.")],
+    source: Annotated[str, typer.Argument(help="A folder, table or LMDB, `render` or `blanks`.")],
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("look.png"),
     rows: Annotated[int, typer.Option(min=1, help="How many words to show.")] = 64,
     seed: Annotated[int | None, typer.Option(help="Draw them at random; without, the first ones.")] = None,
@@ -35,11 +35,16 @@ def look(
     spec: Spec = "{}",
 ) -> None:
     """Draw a contact sheet: the quickest way to find out what is wrong with a source of words."""
+    from vitocr.data.blanks import BLANKS, open_blanks
     from vitocr.data.commands import look_at
     from vitocr.data.render.renderer import Renderer
     from vitocr.data.text_rows import Rendered
 
-    words: Any = Rendered(Renderer(parse_spec(spec)), 10**6) if source == "render" else source
+    words: Any = source
+    if source == "render":
+        words = Rendered(Renderer(parse_spec(spec)), 10**6)
+    elif source == BLANKS:
+        words = open_blanks(size=parse_spec(spec).size)
     look_at(words, out, rows=rows, seed=seed, boxes=boxes)
     print(f"wrote {out}")
 

@@ -2,13 +2,16 @@
 
 `{"format": 1, "vitocr": version, "task", "kind", "model", "codec", "preprocess", "metrics", "provenance"}`:
 `model` is what `build_model` builds from, `kind` what comes out ("classify"), `metrics` the figures by
-split, `provenance` how it was made. A reader refuses a newer format instead of guessing at it.
+split, `provenance` how it was made; a file whose matrices are kept in half precision has a "storage" as well, and one
+that `vitocr calibrate` has seen a "calibration" (see calibration.py). A reader refuses a newer format instead of
+guessing at it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,9 @@ from vitocr.errors import UserError
 
 FORMAT = 1
 CUT_SHORT = "a copy or download of it was cut short. Fetch it again, or use another checkpoint of the run."
+# A path from a root, which means something on one machine alone: /a/b, ~/b, C:\b, \\server\b; not a/b, not https://a/b.
+_PATH = re.compile(r"(?<![\w.\-/\\~])(?:file:///?|~[/\\]|/(?=[\w.])|[A-Za-z]:[/\\](?!/)|\\\\)(?:[^\s'\",;|<>]*)")
+_OF_THE_MACHINE = ("run_dir", "resume", "logger", "data_dir")  # of a configuration: where, not what
 _REQUIRED = ("task", "kind", "model", "codec", "preprocess", "metrics", "provenance")
 
 
@@ -97,3 +103,47 @@ def read_description(path: Path) -> dict[str, Any]:
         return check(json.loads(metadata["vitocr"]), path)
     except ValueError as error:
         raise UserError(f"The description in {path} is damaged ({error}).") from error
+
+
+def without_paths(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The description as it may be handed to strangers: what says where things lay on one machine is gone, and of every
+    path from its root only the last name is left."""
+    trimmed = {key: _trim(value) if key in _TOLD else value for key, value in description.items()}
+    left = machine_paths(trimmed)
+    if left:
+        raise UserError(f"The description still holds paths of this machine: {', '.join(left[:5])}.")
+    return trimmed
+
+
+_TOLD = ("model", "metrics", "provenance")  # a character set is full of slashes that are no paths
+
+
+def machine_paths(description: Mapping[str, Any]) -> list[str]:
+    """The paths from a root, in all that a description tells."""
+    texts = _texts({key: value for key, value in description.items() if key in _TOLD})
+    return [match.group() for text in texts for match in _PATH.finditer(text)]
+
+
+def _trim(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {shorten_paths(key): _trim(inner) for key, inner in value.items() if key not in _OF_THE_MACHINE}
+    if isinstance(value, list | tuple):
+        return [_trim(inner) for inner in value]
+    return shorten_paths(value) if isinstance(value, str) else value
+
+
+def shorten_paths(text: str) -> str:
+    """Of every path from a root, the last name alone."""
+    return _PATH.sub(lambda path: re.split(r"[/\\]", path.group().rstrip("/\\"))[-1], text)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)

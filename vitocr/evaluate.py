@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vitocr.calibration import operating_points
 from vitocr.data.arrays import ImageArrays, Rows, Splits
 from vitocr.errors import UserError, did_you_mean
-from vitocr.metrics import summarise_classification
+from vitocr.metrics import log_softmax, summarise_classification
 from vitocr.results import Failure
-from vitocr.text_metrics import summarise_text
+from vitocr.text_metrics import protocol_for, summarise_text
 
 if TYPE_CHECKING:
     from vitocr.data.text_rows import TextSource
@@ -44,28 +45,26 @@ def evaluate(
     split: train, val or test; by default test, else val, else all of a folder that is not divided.
     watch: wraps the (iterable, length) of what is evaluated, for a progress bar.
     """
-    recipe = predictor.description["provenance"].get("config", {}).get("data", {})
-    name, split, rows, classes = _open(data, split, Path(data_dir), recipe)
-    to_model = np.array(match_classes(classes, predictor.classes, data=name))
-
     started = time.perf_counter()
-    measured = measure(predictor, rows, batch_size=batch_size, watch=watch)
+    name, split, measured = measure_on(predictor, data, split, data_dir, batch_size=batch_size, watch=watch)
     seconds = time.perf_counter() - started
-    if not len(measured.rows):
-        raise UserError(f"None of the {len(rows)} images of {name} ({split}) could be read.")
+    # As the predictor has it, so that the calibration error is that of the confidences people are given.
+    logits, labels = np.asarray(measured.logits) / predictor.temperature, measured.labels
+    images = len(labels) + len(measured.skipped)
     return {
         "data": name,
         "split": split,
-        **summarise_classification(measured.logits, to_model[measured.labels], predictor.classes),
+        **summarise_classification(logits, labels, predictor.classes),
+        "thresholds": operating_points(np.exp(log_softmax(logits).max(axis=1)), logits.argmax(axis=1) == labels),
         "seconds": seconds,
-        "images_per_second": len(rows) / seconds,
+        "images_per_second": images / seconds,
         "skipped": [failure.to_dict() for failure in measured.skipped],
     }
 
 
 class Measured(NamedTuple):
     logits: Any  # (n, C) of the rows that could be read, a tensor if the model runs in torch
-    labels: NDArray[np.int64]  # (n,) as the data set counts its classes
+    labels: NDArray[np.int64]  # (n,) as the data set counts its classes; of `measure_on`, as the model does
     rows: NDArray[np.int64]  # (n,) which rows these are
     skipped: list[Failure]
 
@@ -86,6 +85,25 @@ def measure(
             read.append(row)
     index = np.array(read, dtype=np.int64)
     return Measured(predictor.stack(logits), np.asarray(rows.labels)[index], index, skipped)
+
+
+def measure_on(
+    predictor: Predictor,
+    data: str | Path,
+    split: str | None,
+    data_dir: str | Path,
+    *,
+    batch_size: int,
+    watch: Watch,
+) -> tuple[str, str, Measured]:
+    """What the model says of the data set and split of these names, which are returned with it."""
+    recipe = predictor.description["provenance"].get("config", {}).get("data", {})
+    name, split, rows, classes = _open(data, split, Path(data_dir), recipe)
+    to_model = np.array(match_classes(classes, predictor.classes, data=name))
+    measured = measure(predictor, rows, batch_size=batch_size, watch=watch)
+    if not len(measured.rows):
+        raise UserError(f"None of the {len(rows)} images of {name} ({split}) could be read.")
+    return name, split, measured._replace(labels=to_model[measured.labels])
 
 
 def match_classes(classes: Sequence[str], known: Sequence[str], *, data: str) -> list[int]:
@@ -141,6 +159,12 @@ def _choose(splits: Splits, split: str | None) -> tuple[str, Rows]:
     return split, there[split]
 
 
+def usual_protocol(predictor: Predictor) -> str:
+    """What a text model was made to be judged by; else the narrowest protocol that sees all it can write."""
+    made = predictor.description["provenance"].get("config", {}).get("protocol")
+    return str(made) if made else protocol_for(predictor.codec.characters)  # type: ignore[union-attr]
+
+
 def read_all(
     predictor: Predictor,
     source: TextSource,
@@ -148,8 +172,13 @@ def read_all(
     protocol: str,
     batch_size: int = 64,
     watch: Watch = lambda items, total: items,
+    **options: Any,
 ) -> tuple[dict[str, Any], tuple[list[NDArray[np.uint8]], list[str], list[Any]]]:
-    """The figures of a set of words, and the images, labels and readings. Rows that are broken are listed."""
+    """The figures of a set of words, and the images, labels and readings. Rows that are broken are listed.
+
+    options: of `predictor.stream`. What the model reads is judged, however unsure it is of it: what a threshold would
+    make of that is among the figures.
+    """
     images: list[NDArray[np.uint8]] = []
     labels: list[str] = []
     broken: list[str] = []
@@ -166,7 +195,7 @@ def read_all(
             yield row.image
 
     began = time.perf_counter()
-    readings = list(watch(predictor.stream(readable(), batch_size=batch_size), len(source)))
+    readings = list(watch(predictor.stream(readable(), batch_size=batch_size, threshold=0, **options), len(source)))
     seconds = time.perf_counter() - began
     texts = ["" if isinstance(reading, Failure) else reading.text for reading in readings]
     confidences = [0.0 if isinstance(reading, Failure) else reading.confidence for reading in readings]

@@ -47,11 +47,7 @@ def decode(
     """What an exported text model reads. encoded: what `encode` gave; the options are those of the heads."""
     if reading["head"] == "ctc":
         return decode_ctc(encoded, rows=reading["rows"], blank=reading["blank"])
-    by = by or ("surer" if reading["ctc"] else "decoder")
-    if by not in WAYS:
-        raise UserError(f"by={by}: choose one of {', '.join(WAYS)}.{did_you_mean(by, WAYS)}")
-    if by != "decoder" and not reading["ctc"]:
-        raise UserError(f"by={by} needs a model trained with a CTC head (head.ctc > 0), which this one lacks")
+    by = way_of(by, decoder=True, ctc=reading["ctc"])
     if by != "decoder":
         aligned = decode_ctc(encoded, rows=reading["rows"], blank=reading["end"])
         if by == "ctc":
@@ -63,6 +59,19 @@ def decode(
     else:
         decoded = read_stepwise(step, image, reading)
     return decoded if by == "decoder" else choose(decoded, aligned, aligned.confidence > decoded.confidence)
+
+
+def way_of(by: str | None, *, decoder: bool, ctc: bool) -> str:
+    """Which of the heads that there are is to read, checked; by default the surer of two."""
+    if by is None:
+        return "surer" if decoder and ctc else "decoder" if decoder else "ctc"
+    if by not in WAYS:
+        raise UserError(f"by={by}: choose one of {', '.join(WAYS)}.{did_you_mean(by, WAYS)}")
+    if by != "decoder" and not ctc:
+        raise UserError(f"by={by} needs a model trained with a CTC head (head.ctc > 0), which this one lacks")
+    if by != "ctc" and not decoder:
+        raise UserError(f"by={by} needs a model with a decoder, and this one is CTC alone")
+    return by
 
 
 def softmax(logits: Floats) -> Floats:
@@ -83,13 +92,8 @@ def read_stepwise(step: Run, image: Tensors, reading: Mapping[str, Any]) -> Deco
     going = np.ones(B, dtype=bool)
     previous = np.full(B, end, dtype=np.int64)
     for at in range(max_length + 1):
-        feeds: dict[str, Any] = {"given": previous[:, None], **image, **state}
-        if reading["head"] == "permuted":
-            feeds |= {"places": np.array([at]), "written": np.full(len(running), at + 1)}
-        found = step(feeds)
-        state = {entry["in"]: found[entry["out"]] for entry in reading["state"]}
-        looked = found["weights"].reshape(len(running), -1)
-        chances = softmax(found["logits"].reshape(len(running), -1))
+        logits, looked, state = run_step(step, previous, at, image, state, reading)
+        chances = softmax(logits)
         previous = chances.argmax(axis=1) if at < max_length else np.full(len(running), end)
         rows = running[going]
         if weights is None:
@@ -107,6 +111,36 @@ def read_stepwise(step: Run, image: Tensors, reading: Mapping[str, Any]) -> Deco
             going = going[going]
     assert weights is not None
     return until_the_end(ids, probs, weights, end=end, rows=reading["rows"])
+
+
+def run_step(
+    step: Run, previous: Ids, at: int, image: Tensors, state: Tensors, reading: Mapping[str, Any]
+) -> tuple[Floats, Floats, dict[str, NDArray[Any]]]:
+    """Given the last symbols (B,): the logits (B, S + 1) of the next, where it looked (B, N), and the state after."""
+    feeds: dict[str, Any] = {"given": previous[:, None], **image, **state}
+    if reading["head"] == "permuted":
+        feeds |= {"places": np.array([at]), "written": np.full(len(previous), at + 1)}
+    found = step(feeds)
+    logits, looked = (found[name].reshape(len(previous), -1) for name in ("logits", "weights"))
+    return logits, looked, {entry["in"]: found[entry["out"]] for entry in reading["state"]}
+
+
+class Reading:
+    """An exported decoder in the middle of reading some images, as a beam search drives it (`constraints.beam`)."""
+
+    def __init__(self, step: Run, image: Tensors, reading: Mapping[str, Any]) -> None:
+        self.run, self.image, self.reading, self.at = step, image, reading, 0
+        self.state: Tensors = beginning(reading, len(next(iter(image.values()))))
+
+    def step(self, previous: Ids) -> tuple[Floats, Floats]:
+        logits, looked, self.state = run_step(self.run, previous, self.at, self.image, self.state, self.reading)
+        self.at += 1
+        return logits, looked
+
+    def keep(self, rows: Ids, *, same_images: bool) -> None:
+        self.state = {name: tensor[rows] for name, tensor in self.state.items()}
+        if not same_images:
+            self.image = {name: tensor[rows] for name, tensor in self.image.items()}
 
 
 def beginning(reading: Mapping[str, Any], B: int) -> dict[str, NDArray[np.float32]]:

@@ -5,47 +5,56 @@ resized by a few threads while the model works on the batch before, and no more 
 held at a time, so a stream of any length takes the same memory. What an image is answered does not
 depend on what else is in its batch.
 
+Batches are in the order of the inputs, not sorted by width: preprocessing brings every image, and every window of a
+long line, to the model's one size, so that there is no padding to save.
+
 The model runs in torch (`run_torch`) or, from an ONNX file, in onnxruntime (`run_onnx`); torch is imported
-for the former only.
+for the former only. What a text model looks at of a picture, and what is made of its answers, is in `views`.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitocr.ahead import in_order
+from vitocr.calibration import Calibration
 from vitocr.catalog import find_model
 from vitocr.codec import Charset, Classes, codec_from_dict
-from vitocr.data.folder import decode_image, to_rgb
 from vitocr.errors import UserError
+from vitocr.orient import TURNS
+from vitocr.pictures import is_one, pixels_of
+from vitocr.predict_options import Options, asking
 from vitocr.preprocess import Preprocess
-from vitocr.results import Character, Failure, Label, Reading
+from vitocr.results import Failure, Label, Reading
+from vitocr.views import View, aspect, put_together, reading_of, views_of
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import torch
     from torch import Tensor, nn
 
     Picture = str | Path | Image.Image | NDArray[Any] | Tensor
 
 Result = Label | Reading | Failure
-Item = TypeVar("Item")
-Out = TypeVar("Out")
+Look = Callable[[NDArray[np.uint8]], list[View]]
 
 
-def load(model: str | Path, device: str | torch.device | None = None) -> Predictor:
+def load(model: str | Path, device: str | torch.device | None = None, *, precision: str = "fp32") -> Predictor:
     """The predictor of a checkpoint or ONNX file, of a run's folder, or of a model that ships with vitocr.
 
     device: "cpu", "cuda", "cuda:1", ...; by default the GPU if there is one. ONNX models run on the CPU.
+    precision: what torch computes in: "fp32", "bf16", or "auto" for bf16 where the device has it natively. Whether a
+    model reads as well in bf16 is for `vitocr eval --precision bf16` to say.
     """
     path = find_model(model)
     if path.suffix == ".onnx":
@@ -53,8 +62,12 @@ def load(model: str | Path, device: str | torch.device | None = None) -> Predict
 
         if device is not None and str(device) != "cpu":
             raise UserError(f"device={device}: {path} is an ONNX model, which vitocr runs on the CPU.")
+        if precision not in ("fp32", "auto"):
+            raise UserError(
+                f"precision={precision}: {path} is an ONNX model, which computes in what it was exported in."
+            )
         exported = open_onnx(path)
-        return Predictor(exported, exported.description)
+        return Predictor(exported, exported.description, precision=precision)
     try:
         from vitocr.run_torch import load_on
     except ModuleNotFoundError as error:
@@ -65,14 +78,18 @@ def load(model: str | Path, device: str | torch.device | None = None) -> Predict
             f"needs, or, where that is done, make an ONNX file of the model: vitocr export {path.name} --to onnx"
         ) from error
     network, description = load_on(path, device)
-    return Predictor(network, description)
+    return Predictor(network, description, precision=precision)
 
 
 class Runner(Protocol):
     """What makes answers of batches: `run_torch.TorchModel` or `run_onnx.Graphs`."""
 
-    def answers(self, pixels: NDArray[np.float32]) -> Iterable[Any]:
-        """Of every image of (B, 3, h, w) its logits (C,), or the fields of `heads.text.Decoded`."""
+    def answers(self, pixels: NDArray[np.float32], **asked: Any) -> Iterable[Any]:
+        """Of every image of (B, 3, h, w) its logits (C,), or the fields of `heads.text.Decoded`.
+
+        asked, of text models: `constraint`, `beam`, `n_best`. With the first or the last, one more item follows the
+        fields: a list of (ids, confidence), best first.
+        """
 
     def stack(self, answers: Sequence[Any], classes: int) -> Any:
         """Logits of single images, or of none, as one array or tensor (N, classes)."""
@@ -86,13 +103,22 @@ class Answer(NamedTuple):
     size: tuple[int, int] = (0, 0)  # height and width of the image
 
 
+class Prepared(NamedTuple):
+    """An input, ready for the model."""
+
+    source: str | None
+    views: list[View]  # none if there was a failure
+    size: tuple[int, int] = (0, 0)  # height and width of the image
+    failure: Failure | None = None
+
+
 class Predictor:
     """Call it with an image (a path, PIL image, array or tensor), or with a list or stack of them.
 
     Arrays are (H, W), (H, W, 3) or (H, W, 4), tensors (3, H, W); uint8, or floats from 0 to 1.
     """
 
-    def __init__(self, model: nn.Module | Runner, description: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module | Runner, description: dict[str, Any], *, precision: str = "fp32") -> None:
         if description["kind"] == "pretrain":
             raise UserError(
                 "This model was pretrained without labels: it has learned to see, and nothing to answer. Train it "
@@ -104,13 +130,18 @@ class Predictor:
         self.preprocess = Preprocess.from_dict(description["preprocess"])
         self.codec: Classes | Charset = codec_from_dict(description["codec"])
         self.reads_text = description["kind"] == "text"
+        stored = description.get("calibration", {})
+        self.calibration = Calibration.from_dict(stored) if stored and self.reads_text else None
+        self.threshold = self.calibration.threshold if self.calibration else 0.0
+        self.temperature = float(stored.get("temperature", 1.0))  # of classes
         self.runner: Runner
         if hasattr(model, "answers"):
             self.runner = cast(Runner, model)
         else:
             from vitocr.run_torch import TorchModel
 
-            self.runner = TorchModel(cast("nn.Module", model), reads_text=self.reads_text)
+            network = cast("nn.Module", model)
+            self.runner = TorchModel(network, reads_text=self.reads_text, precision=precision)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -120,43 +151,70 @@ class Predictor:
 
     @overload  # a str is also an iterable of str, hence the overlap
     def __call__(  # type: ignore[overload-overlap]
-        self, inputs: str | Path | Image.Image, *, batch_size: int = ..., top_k: int = ...
+        self, inputs: str | Path | Image.Image, **options: Unpack[Options]
     ) -> Label | Reading: ...
     @overload  # one image or a stack of them: the number of dimensions tells, which types cannot
-    def __call__(self, inputs: NDArray[Any] | Tensor, *, batch_size: int = ..., top_k: int = ...) -> Any: ...
+    def __call__(self, inputs: NDArray[Any] | Tensor, **options: Unpack[Options]) -> Any: ...
     @overload
-    def __call__(self, inputs: Iterable[Picture], *, batch_size: int = ..., top_k: int = ...) -> list[Result]: ...
-    def __call__(self, inputs: Any, *, batch_size: int = 64, top_k: int = 5) -> Any:
+    def __call__(self, inputs: Iterable[Picture], **options: Unpack[Options]) -> list[Result]: ...
+    def __call__(self, inputs: Any, **options: Unpack[Options]) -> Any:
         """A Label or Reading for one image; a list for several, with a Failure where one could not be read.
 
-        A single image that cannot be read raises UserError.
+        A single image that cannot be read raises UserError. The options are those of `stream`.
         """
-        is_array = isinstance(inputs, np.ndarray) or _is_tensor(inputs)
-        if inputs.ndim == 4 if is_array else not isinstance(inputs, str | Path | Image.Image):
-            return list(self.stream(inputs, batch_size=batch_size, top_k=top_k))
-        (result,) = self.stream([inputs], batch_size=1, top_k=top_k)
+        if not is_one(inputs):
+            return list(self.stream(inputs, **options))
+        (result,) = self.stream([inputs], **options)
         if isinstance(result, Failure):
             raise UserError(result.message)
         return result
 
-    def stream(self, inputs: Iterable[Picture], *, batch_size: int = 64, top_k: int = 5) -> Iterator[Result]:
-        """Results one by one, in the order of `inputs`, which may be endless."""
-        for answer in self.stream_logits(inputs, batch_size=batch_size):
-            if isinstance(answer.logits, Failure):
-                yield answer.logits
-            else:
-                yield self._reading(answer) if self.reads_text else self._label(answer, top_k)
+    def stream(
+        self,
+        inputs: Iterable[Picture],
+        *,
+        batch_size: int = 64,
+        top_k: int = 5,
+        any_rotation: bool = False,
+        long_lines: Literal["auto", False] = "auto",
+        threshold: float | None = None,
+        **constrained: Any,
+    ) -> Iterator[Result]:
+        """Results one by one, in the order of `inputs`, which may be endless. On the options see `predict_options`."""
+        if not isinstance(self.codec, Charset):
+            if any_rotation or threshold or constrained:
+                raise UserError(
+                    "Orientations, thresholds, constraints and lists of readings are for models that read text; this "
+                    "one tells classes apart."
+                )
+            yield from self._labels(inputs, batch_size=batch_size, top_k=top_k)
+            return
+        asked = asking(self.codec, **constrained)
+        n_best, by_rule = asked.get("n_best", 1), "constraint" in asked
+        least = self.threshold if threshold is None else threshold
+        # Windows see parts of a text. Which parts may follow which is nothing that a rule for the whole can tell.
+        windows = bool(long_lines) and n_best == 1 and not by_rule
+        turns = TURNS if any_rotation else TURNS[:1]
+        look = partial(views_of, preprocess=self.preprocess, turns=turns, windows=windows)
+        for one, rows in self._answers(inputs, look, batch_size=batch_size, asked=asked):
+            if one.failure is not None:
+                yield one.failure
+                continue
+            read = [
+                reading_of(row, view.size, self.codec, n_best=n_best, constrained=by_rule)
+                for view, row in zip(one.views, rows, strict=True)
+            ]
+            reading = put_together(
+                one.views, read, size=one.size, aspect=aspect(self.preprocess), calibration=self.calibration,
+                threshold=least,
+            )  # fmt: skip
+            yield replace(reading, source=one.source)
 
     def stream_logits(self, inputs: Iterable[Picture], *, batch_size: int = 64) -> Iterator[Answer]:
-        """The bare output of the model for every input, for those who measure."""
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size}: a batch has at least one image.")
-        prepared = _in_order(self._prepare, enumerate(inputs), ahead=batch_size)
-        while batch := list(islice(prepared, batch_size)):
-            readable = [pixels for _, pixels, _ in batch if not isinstance(pixels, Failure)]
-            rows = iter(self.runner.answers(np.stack(readable)) if readable else ())
-            for source, pixels, size in batch:
-                yield Answer(source, pixels if isinstance(pixels, Failure) else next(rows), size)
+        """The bare output of the model for every input, seen whole, for those who measure."""
+        look = partial(views_of, preprocess=self.preprocess)
+        for one, rows in self._answers(inputs, look, batch_size=batch_size):
+            yield Answer(one.source, rows[0] if one.failure is None else one.failure, one.size)
 
     def logits(self, images: NDArray[np.uint8], *, batch_size: int = 64) -> Any:
         """(N, H, W, 3) uint8 images of any size to (N, C) logits: a tensor on the CPU, or an array without torch."""
@@ -166,93 +224,52 @@ class Predictor:
         """Those of `stream_logits` as one tensor or array (N, C)."""
         return self.runner.stack(logits, len(self.classes))
 
-    def _prepare(
-        self, numbered: tuple[int, Picture]
-    ) -> tuple[str | None, NDArray[np.float32] | Failure, tuple[int, int]]:
-        number, item = numbered
-        source = str(item) if isinstance(item, str | Path) else None
-        try:
-            image = _pixels(item)
-            return source, self.preprocess(image), image.shape[:2]
-        except UserError as error:
-            return source, Failure(source or f"input {number}", str(error)), (0, 0)
-
-    def _label(self, answer: Answer, top_k: int) -> Label:
-        logits = np.asarray(answer.logits)
-        shares = np.exp(logits - logits.max())
-        shares /= shares.sum()
-        best = np.argsort(-shares, kind="stable")[: max(top_k, 1)].tolist()
-        top = tuple((self.classes[index], float(shares[index])) for index in best)
-        return Label(name=top[0][0], confidence=top[0][1], top=top, index=best[0], source=answer.source)
-
-    def _reading(self, answer: Answer) -> Reading:
-        assert isinstance(self.codec, Charset)
-        ids, length, probs, confidence, where = answer.logits
-        height, width = answer.size
-        characters = tuple(
-            Character(self.codec.decode([index]), prob, (x0 * width, y0 * height, x1 * width, y1 * height))
-            for index, prob, (x0, y0, x1, y1) in zip(
-                ids[:length].tolist(), probs[:length].tolist(), where[:length].tolist(), strict=True
+    def _answers(
+        self, inputs: Iterable[Picture], look: Look, *, batch_size: int, asked: dict[str, Any] | None = None
+    ) -> Iterator[tuple[Prepared, list[Any]]]:
+        """Every input with what the model answered to each of its views."""
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size}: a batch has at least one image.")
+        prepared = in_order(partial(_prepare, look), enumerate(inputs), ahead=batch_size)
+        while batch := _some(prepared, batch_size):
+            pixels = [view.pixels for one in batch for view in one.views]
+            rows = (
+                row
+                for start in range(0, len(pixels), batch_size)
+                for row in self.runner.answers(np.stack(pixels[start : start + batch_size]), **(asked or {}))
             )
-        )
-        text = "".join(character.text for character in characters)
-        return Reading(text, float(confidence), characters, answer.source)
+            for one in batch:
+                yield one, list(islice(rows, len(one.views)))
+
+    def _labels(self, inputs: Iterable[Picture], *, batch_size: int, top_k: int) -> Iterator[Label | Failure]:
+        for answer in self.stream_logits(inputs, batch_size=batch_size):
+            if isinstance(answer.logits, Failure):
+                yield answer.logits
+                continue
+            logits = np.asarray(answer.logits) / self.temperature
+            shares = np.exp(logits - logits.max())
+            shares /= shares.sum()
+            best = np.argsort(-shares, kind="stable")[: max(top_k, 1)].tolist()
+            top = tuple((self.classes[index], float(shares[index])) for index in best)
+            yield Label(name=top[0][0], confidence=top[0][1], top=top, index=best[0], source=answer.source)
 
 
-def _is_tensor(item: Any) -> bool:
-    """Of torch, without importing it: who has a tensor has done that."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(item, torch.Tensor)
-
-
-def _pixels(item: Any) -> NDArray[np.uint8]:
-    """Whatever people call an image, as uint8 (H, W, 3)."""
-    if isinstance(item, str | Path):
-        return decode_image(item)
-    if isinstance(item, Image.Image):
-        try:
-            return to_rgb(item)
-        except (OSError, SyntaxError, ValueError) as error:  # a lazily opened file turns out to be damaged
-            raise UserError(f"The image cannot be decoded: {error}") from error
-    if _is_tensor(item):
-        item = item.detach().cpu().float().numpy() if item.is_floating_point() else item.detach().cpu().numpy()
-        if item.ndim == 3 and item.shape[0] in (1, 3, 4):  # torch's order
-            item = item.transpose(1, 2, 0)
-    if not isinstance(item, np.ndarray):
-        raise UserError(f"An image is a path, a PIL image, an array or a tensor, not {type(item).__name__}.")
-    if item.ndim == 3 and item.shape[2] == 1:
-        item = item[:, :, 0]
-    if not (item.ndim == 2 or (item.ndim == 3 and item.shape[2] in (3, 4))) or 0 in item.shape:
-        raise UserError(f"An image array is (H, W), (H, W, 3) or (H, W, 4), not {item.shape}.")
-    return to_rgb(Image.fromarray(_as_uint8(item)))
-
-
-def _as_uint8(array: NDArray[Any]) -> NDArray[np.uint8]:
-    if array.dtype == np.uint8:
-        return np.ascontiguousarray(array)
-    if array.dtype == bool:
-        return array.astype(np.uint8) * 255
-    if np.issubdtype(array.dtype, np.floating):
-        # The comparison is false for NaN as well. Normalised floats would be answered with nonsense.
-        if not (array.min() >= 0 and array.max() <= 1):
-            raise UserError(
-                f"A float image has values from 0 to 1, not {array.min():.3g} to {array.max():.3g}: "
-                "give the pixels as they are; the model's own normalisation is applied here."
-            )
-        return (array * 255).round().astype(np.uint8)
-    raise UserError(f"Pixels are uint8 (0 to 255) or floats (0 to 1), not {array.dtype}.")
-
-
-def _in_order(function: Callable[[Item], Out], items: Iterable[Item], *, ahead: int) -> Iterator[Out]:
-    """`map(function, items)` in threads, at most `ahead` results in advance of the consumer."""
-    pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
-    waiting: deque[Future[Out]] = deque()
+def _prepare(look: Look, numbered: tuple[int, Picture]) -> Prepared:
+    number, item = numbered
+    source = str(item) if isinstance(item, str | Path) else None
     try:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:  # also when the consumer stops early
-        pool.shutdown(wait=False, cancel_futures=True)
+        image = pixels_of(item)
+        return Prepared(source, look(image), (image.shape[0], image.shape[1]))
+    except UserError as error:
+        return Prepared(source, [], failure=Failure(source or f"input {number}", str(error)))
+
+
+def _some(prepared: Iterator[Prepared], views: int) -> list[Prepared]:
+    """The next inputs, as many as make a batch; those that could not be read count too, or a folder full of them
+    would be collected without end."""
+    batch: list[Prepared] = []
+    counted = 0
+    while counted < views and (one := next(prepared, None)) is not None:
+        batch.append(one)
+        counted += max(1, len(one.views))
+    return batch

@@ -42,18 +42,31 @@ class Character:
 
 @dataclass(frozen=True)
 class Reading:
-    """The text an image was read as. `confidence` is the probability of the whole of it, 0 to 1."""
+    """The text an image was read as. `confidence` is the probability of the whole of it, 0 to 1.
+
+    An empty text is an answer: the model saw nothing to read. Two more things make it so. Below a threshold of
+    confidence the text is withheld, and `guess` is what it would have been (`confidence` is still that of the guess).
+    And where a text had to satisfy a constraint and none did, `unmatched` is true.
+    """
 
     text: str
     confidence: float
-    characters: tuple[Character, ...]
+    characters: tuple[Character, ...]  # of `text`; their confidences are the model's own, not calibrated
     source: str | None = None  # the file it was read from; None for an image given in memory
+    rotation: int = 0  # degrees clockwise by which the image has to be turned for the text to stand upright
+    alternatives: tuple[tuple[str, float], ...] = ()  # where asked for: the likeliest (text, confidence), best first
+    guess: str | None = None
+    unmatched: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "source": self.source,
             "text": self.text,
             "confidence": self.confidence,
+            "rotation": self.rotation,
+            "guess": self.guess,
+            "unmatched": self.unmatched,
+            "alternatives": [{"text": text, "confidence": confidence} for text, confidence in self.alternatives],
             "characters": [character.to_dict() for character in self.characters],
         }
 

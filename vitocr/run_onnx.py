@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitocr.constraints.search import Asked, Encoded, asked, plainly, search
 from vitocr.cores import usable_cores
 from vitocr.description import check
 from vitocr.errors import UserError, did_you_mean
-from vitocr.numpy_decode import Decoded, Run, Tensors, decode
+from vitocr.numpy_decode import Decoded, Reading, Run, Tensors, decode
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -37,14 +38,47 @@ class Graphs:
     def __init__(self, encode: Run, step: Run | None, reading: dict[str, Any], description: dict[str, Any]) -> None:
         self.encode, self.step, self.reading, self.description = encode, step, reading, description
 
-    def answers(self, pixels: NDArray[np.float32]) -> Iterable[Any]:
-        """Of every image its logits, or the fields of `Decoded`."""
+    def answers(self, pixels: NDArray[np.float32], **options: Any) -> Iterable[Any]:
+        """Of every image its logits, or the fields of `Decoded`.
+
+        With any of `constraint`, `beam` and `n_best` these are followed by the texts that were found, best first
+        (`constraints.search`). Other options are those of the head's own `decode`.
+        """
+        wish, options = asked(**options)
         if self.reading["head"] == "classify":
+            if wish is not None or options:
+                raise UserError("This model tells classes apart: how to read text is nothing to ask of it.")
             return self.encode({"images": pixels})["logits"]
-        return zip(*self.decode(pixels), strict=True)
+        if wish is not None and not wish.is_plain:
+            return self.search(pixels, wish, **options)
+        rows = zip(*self.decode(pixels, **options), strict=True)
+        return plainly(rows) if wish is not None else rows
+
+    def search(self, pixels: NDArray[np.float32], wish: Asked, *, by: str | None = None) -> Iterable[Any]:
+        by = by or self.reading.get("by")
+        for first in range(0, len(pixels), wish.images):
+            yield from search(self.encoded(pixels[first : first + wish.images]), wish, by=by)
+
+    def encoded(self, pixels: NDArray[np.float32]) -> Encoded:
+        made, reading, step = self.encode({"images": pixels}), self.reading, self.step
+        image = {name: made[name] for name in reading.get("image", ())}
+        return Encoded(
+            images=len(pixels),
+            rows=reading["rows"],
+            logits=made.get("ctc_logits"),
+            shares=made.get("ctc_shares"),
+            start=None if step is None else lambda: Reading(step, image, reading),
+            end=reading.get("end", 0),
+            max_length=reading.get("max_length", 0),
+        )
 
     def decode(self, pixels: NDArray[np.float32], **options: Any) -> Decoded:
-        """What images (B, 3, h, w) read; `options` as those of the head's own `decode`."""
+        """What images (B, 3, h, w) read; `options` as those of the head's own `decode`.
+
+        Unless asked otherwise, a model is read `by` what it was exported to be read by.
+        """
+        if "by" in self.reading:
+            options = {"by": self.reading["by"], **options}
         return decode(self.encode({"images": pixels}), self.step, self.reading, **options)
 
     def stack(self, answers: Sequence[NDArray[np.float32]], classes: int) -> NDArray[np.float32]:
@@ -83,6 +117,8 @@ def open_session(model: Path | bytes) -> onnxruntime.InferenceSession:
     options.log_severity_level = 3  # errors: what it warns of is how it rewrites the graph
     # A decoder's two sessions take turns. Threads that wait busily for the one would slow down the other.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    # Where a CPU without VNNI would overflow on INT8, a slower way that does not.
+    options.add_session_config_entry("session.x64quantprecision", "1")
     source = str(model) if isinstance(model, Path) else model
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

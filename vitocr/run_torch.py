@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,98 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitocr.checkpoint import load_model
-from vitocr.errors import UserError
+from vitocr.constraints.automaton import Ids
+from vitocr.constraints.found import Floats
+from vitocr.constraints.search import Asked, Encoded, asked, plainly, search
+from vitocr.errors import UserError, did_you_mean
+from vitocr.heads.ctc import Ctc
+from vitocr.heads.joint import DecoderHead
+from vitocr.heads.text import Reader
+
+PRECISIONS = ("fp32", "bf16", "auto")
 
 
 class TorchModel:
-    def __init__(self, model: nn.Module, *, reads_text: bool) -> None:
+    def __init__(self, model: nn.Module, *, reads_text: bool, precision: str = "fp32") -> None:
         self.model, self.reads_text = model.eval(), reads_text
         self.device = next(model.parameters()).device
+        self.bf16 = in_bf16(precision, self.device)
 
     @torch.inference_mode()
-    def answers(self, pixels: NDArray[np.float32]) -> Iterable[Any]:
-        """Of every image its logits, or the fields of `heads.text.Decoded`; all on the CPU."""
+    def answers(self, pixels: NDArray[np.float32], **options: Any) -> Iterable[Any]:
+        """Of every image its logits, or the fields of `heads.text.Decoded`; all on the CPU.
+
+        With any of `constraint`, `beam` and `n_best` these are followed by the texts that were found, best first
+        (`constraints.search`). Other options are those of the head's own `decode`.
+        """
+        wish, options = asked(**options)
+        if not self.reads_text and (wish is not None or options):
+            raise UserError("This model tells classes apart: how to read text is nothing to ask of it.")
         images = torch.from_numpy(pixels).to(self.device)  # (B, 3, H, W)
-        if self.reads_text:
-            return zip(*(field.cpu() for field in self.model.decode(images)), strict=True)  # type: ignore[operator]
-        logits: Tensor = self.model(images)  # (B, C)
-        return logits.float().cpu()
+        with torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext():
+            if not self.reads_text:
+                logits: Tensor = self.model(images)  # (B, C)
+                return logits.float().cpu()
+            if wish is not None and not wish.is_plain:
+                return self.search(images, wish, **options)
+            decoded = self.model.decode(images, **options)  # type: ignore[operator]
+        rows = zip(*(field.cpu() for field in decoded), strict=True)
+        return plainly(rows) if wish is not None else rows
+
+    def search(self, images: Tensor, wish: Asked, *, by: str | None = None) -> Iterable[Any]:
+        # Here and now: what is read later would be read outside of inference mode and of autocast.
+        return [answer for part in images.split(wish.images) for answer in search(self.encoded(part), wish, by=by)]
+
+    def encoded(self, images: Tensor) -> Encoded:
+        network: Any = self.model
+        head, tokens = network.head, network.backbone(images)
+        ctc = head if isinstance(head, Ctc) else head.ctc
+        logits, shares = None, None
+        if ctc is not None:
+            pooled, shares = ctc.pool(tokens)
+            logits = ctc.logits(pooled)
+        memory = head.memory(tokens) if isinstance(head, DecoderHead) else None
+        return Encoded(
+            images=len(images),
+            rows=head.grid[0],
+            logits=None if logits is None else as_array(logits),
+            shares=None if shares is None else as_array(shares),
+            start=None if memory is None else lambda: Reading(head.reader(memory), self.device),
+            end=0 if memory is None else head.end,
+            max_length=head.max_length,
+        )
 
     def stack(self, answers: Sequence[Tensor], classes: int) -> Tensor:
         return torch.stack(list(answers)) if answers else torch.empty(0, classes)
+
+
+def in_bf16(precision: str, device: torch.device) -> bool:
+    if precision not in PRECISIONS:
+        near = did_you_mean(precision, PRECISIONS)
+        raise UserError(f"precision={precision}: choose one of {', '.join(PRECISIONS)}.{near}")
+    if precision != "auto":
+        return precision == "bf16"
+    from vitocr.machine import cpu_has_bf16
+
+    return torch.cuda.is_bf16_supported() if device.type == "cuda" else device.type == "cpu" and cpu_has_bf16()
+
+
+class Reading:
+    """A decoder in the middle of reading some images, as a beam search drives it: arrays in, arrays out."""
+
+    def __init__(self, reader: Reader, device: torch.device) -> None:
+        self.reader, self.device = reader, device
+
+    def step(self, previous: Ids) -> tuple[Floats, Floats]:
+        logits, looked = self.reader.step(torch.from_numpy(previous).to(self.device))
+        return as_array(logits), as_array(looked)
+
+    def keep(self, rows: Ids, *, same_images: bool) -> None:
+        self.reader.keep(torch.from_numpy(rows).to(self.device), same_images=same_images)
+
+
+def as_array(tensor: Tensor) -> Floats:
+    return tensor.float().cpu().numpy()
 
 
 def load_on(path: Path, device: Any) -> tuple[nn.Module, dict[str, Any]]:

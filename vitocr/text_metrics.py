@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from vitocr.calibration import operating_points
 from vitocr.codec import PRESETS, nfc
 from vitocr.errors import UserError, did_you_mean
 from vitocr.metrics import bootstrap_interval, expected_calibration_error
@@ -100,9 +101,9 @@ def summarise_text(
 
     `accuracy` holds all protocols (None where a protocol leaves every word out); what follows it is judged under
     `protocol`: "ned" is the mean of edit distance / length of the longer text, and "cer" all edit distances / all
-    characters of the labels (both 0 at best), "ece" the calibration error of the confidences, `by_length` the
-    accuracy for each length of label, `confusions` what was most often read as what. Keys that end in `_95` are
-    bootstrap intervals.
+    characters of the labels (both 0 at best), "ece" the calibration error of the confidences, `thresholds` the
+    confidence from which on at most so many words are wrong and how many that keeps, `by_length` the accuracy for each
+    length of label, `confusions` what was most often read as what. Keys that end in `_95` are bootstrap intervals.
     """
     if not len(labels):
         raise ValueError("No readings to summarise: the set is empty.")
@@ -131,6 +132,7 @@ def summarise_text(
         sure = np.asarray(confidences, dtype=np.float64)[rows]
         # As of a classifier with one class, whose label it misses where the reading is wrong.
         summary["ece"] = expected_calibration_error(sure[:, None], right == 0)
+        summary["thresholds"] = operating_points(sure, right == 1)
     summary["by_length"] = {
         str(length): {"n": int((lengths == length).sum()), "accuracy": float(right[lengths == length].mean())}
         for length in np.unique(lengths).tolist()

@@ -221,7 +221,8 @@ class _Batches(Dataset[tuple[TextBatch, dict[int, str]]]):
     def _encode(self, row: TextRow, number: int) -> tuple[list[int], NDArray[np.float32] | None]:
         slots = self.charset.slots(row.text)
         ids = [index for index in slots if index >= 0]
-        if self.longest is not None and not 0 < len(ids) <= self.longest:  # surveys see labels, but no renderings
+        blank = not row.text  # labelled so; a text that has no character of the set is none, for its picture shows it
+        if self.longest is not None and not (blank or 0 < len(ids) <= self.longest):  # surveys see no renderings
             raise UserError(
                 f"{self.rows.name}, row {number + 1:,}: {row.text!r} has {len(ids)} characters of the set, not 1 to "
                 f"{self.longest}."

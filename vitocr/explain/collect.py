@@ -95,7 +95,8 @@ def explain(
         except UserError as error:
             found.failures.append(Failure(str(path), str(error)))
             continue
-        answer = answers(pixels, top_k=3) if answers is not None else None
+        # As the networks below see it: whole, and whether it is sure of it or not.
+        answer = answers(pixels, top_k=3, long_lines=False, threshold=0) if answers is not None else None
         found.images.append(explain_image(found, str(path), pixels, answer))
     if not found.images:
         raise UserError("\n".join(failure.message for failure in found.failures) or "There is no image to explain.")

@@ -23,6 +23,7 @@ from vitocr.report import FAINT, INK, legible
 
 Picture = Image.Image
 PAPER = (255, 255, 255)
+LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 WEAK, STRONG = np.array([255.0, 214.0, 30.0]), np.array([224.0, 16.0, 48.0])  # of heat: yellow, then red
 BOX = (0, 96, 230)
 DARK_INK, DARK_FAINT = "#e6eaef", "#93a1b0"  # of plots on a dark page
@@ -65,20 +66,28 @@ def peak_ratio(share: NDArray[np.float32]) -> float:
     return float(share.max() / max(share.mean(), 1e-12))
 
 
+def spread(grey: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Brightness with its contrast raised, four times at most, to fill 0 to 255: dim crops are to be read as well."""
+    low, high = np.percentile(grey, (1, 99))
+    gain = min(255 / max(float(high - low), 1e-6), 4.0)
+    return np.clip(127.5 + (grey - (low + high) / 2) * gain, 0, 255).astype(np.float32)
+
+
 def heat(pixels: NDArray[np.uint8], share: NDArray[np.float32]) -> Picture:
     """The image in grey, coloured where `share` (gh, gw) is more than even: yellow, and red at the peak.
 
     A map that is nearly even stays nearly grey: full colour takes a peak of twice the even share at least.
     """
     size = tile_size(pixels)
-    image = enlarged(pixels, size)
-    grey = np.asarray(image.convert("L").convert("RGB"), np.float32)
+    image = np.asarray(enlarged(pixels, size), np.float32)
+    grey = spread(image @ LUMINANCE)[..., None]  # (h, w, 1)
     # Mostly grey and neither black nor white, so that both colours stand out everywhere.
-    ground = 75 + 0.15 * np.asarray(image, np.float32) + 0.38 * grey  # (h, w, 3), 75 to 210
+    ground = 75 + 0.15 * image + 0.38 * grey  # (h, w, 3), 75 to 210
     ratio = share / max(float(share.mean()), 1e-12)
     above = np.clip((ratio - 1) / (max(float(ratio.max()), 2.0) - 1), 0, 1).astype(np.float32)
     strength = np.asarray(Image.fromarray(above).resize(size, Image.Resampling.BILINEAR))[..., None]  # (h, w, 1)
-    colour = WEAK + (STRONG - WEAK) * strength
+    # Darker where the image is, so that what lies under the peak, a letter say, can still be seen.
+    colour = (WEAK + (STRONG - WEAK) * strength) * (0.45 + 0.55 * grey / 255)
     opaque = 0.85 * np.sqrt(strength)
     return Image.fromarray((ground * (1 - opaque) + colour * opaque).round().astype(np.uint8))
 

@@ -17,9 +17,12 @@ How the graphs fit together is told in plain types (`Cut.reading`), which travel
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitocr.errors import UserError
@@ -29,6 +32,7 @@ from vitocr.heads.joint import DecoderHead
 from vitocr.heads.lstm import Lstm, State
 from vitocr.heads.permuted import Permuted
 from vitocr.heads.transformer import Transformer
+from vitocr.models import decoder
 from vitocr.models.decoder import KeysValues
 from vitocr.models.model import Model
 from vitocr.models.vit import ViT
@@ -209,3 +213,46 @@ def stretched(positions: Tensor, columns: int) -> Tensor:
     weights = (weights / weights.sum(dim=1, keepdim=True)).to(positions.dtype)
     # Of equal rank, or OpenVINO cannot multiply them.
     return torch.matmul(weights[None], positions[0]).flatten(0, 1)[None]  # (rows, columns, D), (1, rows * columns, D)
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention as runtimes know it, on (B, H, N, d) as it comes, for as long as a graph is made of a model.
+
+    Of the fused kernel the exporter makes a dozen nodes that juggle shapes, and of the products of (B * H, N, d) that
+    are the fastest to train it makes as many.
+    """
+    fused, of_images = F.scaled_dot_product_attention, decoder.attend_plain
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **more: Any,
+    ) -> Tensor:
+        if is_causal or more or (attn_mask is not None and attn_mask.dtype != torch.bool):
+            return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        query = query if scale == 1 else query * scale
+        return attend_in_steps(query, KeysValues(key, value), attn_mask)[0]
+
+    F.scaled_dot_product_attention = attend  # type: ignore[assignment]
+    decoder.attend_plain = attend_in_steps
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = fused
+        decoder.attend_plain = of_images
+
+
+def attend_in_steps(q_BHNd: Tensor, past: KeysValues, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As `models.decoder.attend_plain`."""
+    scores = torch.matmul(q_BHNd, past.keys.transpose(2, 3))  # (B, H, N, M)
+    if mask is not None:
+        scores = scores.where(mask, -torch.inf)
+    weights = scores.softmax(dim=-1)
+    return torch.matmul(weights, past.values), weights

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import inspect
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,29 @@ import torch
 
 from vitocr.description import to_json
 from vitocr.errors import UserError
-from vitocr.export.parts import Cut, Part
+from vitocr.export.parts import Cut, Part, plain_attention
+from vitocr.export.tidy import tidy
 from vitocr.run_onnx import Graphs, open_onnx
 
 OPSET = 20  # onnxruntime 1.17 and later
 
 
 def write(path: Path, parts: Cut, description: Mapping[str, Any]) -> None:
-    model = graph(parts.encode)
-    metadata = {"vitocr": to_json(description), "vitocr.reading": json.dumps(parts.reading)}
-    if parts.step is not None:
-        metadata["vitocr.step"] = base64.b64encode(graph(parts.step).SerializeToString()).decode()
+    save(path, graphs(parts), parts.reading, description)
+
+
+def graphs(parts: Cut) -> dict[str, Any]:
+    """`encode` and, if there is one, `step`, as onnx.ModelProtos."""
+    return {name: graph(part) for name, part in (("encode", parts.encode), ("step", parts.step)) if part is not None}
+
+
+def save(path: Path, graphs: Mapping[str, Any], reading: Mapping[str, Any], description: Mapping[str, Any]) -> None:
+    """The graphs in one file, with all that reading takes."""
+    metadata = {"vitocr": to_json(description), "vitocr.reading": json.dumps(reading)}
+    if "step" in graphs:
+        metadata["vitocr.step"] = base64.b64encode(graphs["step"].SerializeToString()).decode()
+    model = type(graphs["encode"])()
+    model.CopyFrom(graphs["encode"])
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=value)
     path.write_bytes(model.SerializeToString())
@@ -51,7 +62,7 @@ def graph(part: Part) -> Any:
         name: {axis: torch.export.Dim.DYNAMIC for axis in part.dynamic[name]} if name in part.dynamic else None
         for name in part.inputs
     }
-    with torch.no_grad():
+    with torch.no_grad(), plain_attention():
         program = torch.onnx.export(
             part.module.eval(),
             tuple(part.inputs.values()),
@@ -65,8 +76,7 @@ def graph(part: Part) -> Any:
         )
     assert program is not None
     model = program.model_proto
-    strip(model)
-    name_axes(model, part)
+    tidy(model, part)
     return model
 
 
@@ -75,31 +85,3 @@ def as_arguments(module: torch.nn.Module, values: list[Any]) -> tuple[Any, ...]:
     kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
     single = sum(kind is not inspect.Parameter.VAR_POSITIONAL for kind in kinds)
     return (*values[:single], *([tuple(values[single:])] if single < len(kinds) else []))
-
-
-def strip(model: Any) -> None:
-    """Take out what the exporter notes of where each node came from: paths and source lines of this machine."""
-    model.ClearField("metadata_props")
-    model.ClearField("doc_string")
-    model.graph.ClearField("metadata_props")
-    model.graph.ClearField("doc_string")
-    model.graph.ClearField("value_info")
-    model.producer_name = "vitocr"
-    things = [*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer, *model.functions]
-    for thing in [*things, *(node for function in model.functions for node in function.node)]:
-        thing.ClearField("metadata_props")
-        thing.ClearField("doc_string")
-
-
-def name_axes(model: Any, part: Part) -> None:
-    """Call the free axes of the inputs by the names they have in `part`, and those of the outputs accordingly."""
-    names: dict[str, str] = {}
-    for entry in model.graph.input:
-        for axis, dim in enumerate(entry.type.tensor_type.shape.dim):
-            wanted = part.dynamic.get(entry.name, {}).get(axis)
-            if wanted is not None:
-                names[dim.dim_param] = dim.dim_param = wanted
-    for entry in model.graph.output:
-        for dim in entry.type.tensor_type.shape.dim:
-            if dim.dim_param:  # an expression: "s53 + 1"
-                dim.dim_param = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), dim.dim_param)

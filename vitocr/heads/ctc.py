@@ -55,7 +55,7 @@ class Ctc(nn.Module):
         log_probs = self(tokens).float().log_softmax(dim=-1)  # (B, columns, S + 1)
         fits = columns_needed(targets) <= log_probs.shape[1]
         nll = self.text_nll(log_probs, targets.ids, targets.lengths)
-        characters = (targets.lengths * fits).sum().clamp(min=1)
+        characters = (targets.lengths.clamp(min=1) * fits).sum().clamp(min=1)  # a blank counts as one
         loss = nll.where(fits, 0.0).sum() / characters
         if label_smoothing:
             loss = (1 - label_smoothing) * loss - label_smoothing * log_probs.mean()

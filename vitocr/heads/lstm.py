@@ -89,6 +89,7 @@ class Reading:
         self.state, weights = self.head.advance(previous, self.state, self.memory, self.keys)
         return self.head.logits(self.state.hidden), weights
 
-    def keep(self, rows: Tensor) -> None:
-        self.memory, self.keys = self.memory[rows], self.keys[rows]
+    def keep(self, rows: Tensor, *, same_images: bool = False) -> None:
+        if not same_images:
+            self.memory, self.keys = self.memory[rows], self.keys[rows]
         self.state = State(self.state.hidden[rows], self.state.cell[rows])

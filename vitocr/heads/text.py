@@ -37,8 +37,11 @@ class Reader(Protocol):
     def step(self, previous: Tensor) -> tuple[Tensor, Tensor]:
         """Given the last symbols (B,): the logits (B, S + 1) of the next, and where it looked (B, N)."""
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these images only."""
+    def keep(self, rows: Tensor, *, same_images: bool = False) -> None:
+        """Go on with these rows only, in this order; one may be there several times, each to go on differently.
+
+        same_images: every place holds a text of the same image as before, so what is known of the images may stay.
+        """
 
 
 def symbol_logits(dim: int, symbols: int) -> nn.Linear:

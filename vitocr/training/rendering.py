@@ -1,15 +1,26 @@
-"""The renderer as a run's configuration describes it: what `render` stands for among the sources of a task."""
+"""What is drawn rather than read, as a run's configuration describes it: `render` and `blanks` among its sources."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from vitocr.data.blanks import BLANKS, open_blanks
 from vitocr.data.rendered import open_rendered
 from vitocr.data.text_rows import TextSource
 from vitocr.training.clock import parse_seconds
 
 RENDER = "render"
+DRAWN = (RENDER, BLANKS)
+
+
+def drawn_rows(
+    which: str, config: dict[str, Any], *, size: tuple[int, int], say: Callable[[str], object]
+) -> TextSource:
+    """which: one of DRAWN. size: height and width of the crops, in pixels."""
+    if which == BLANKS:
+        return open_blanks(size=size, seed=config["render"]["seed"])
+    return rendered_words(config, size=size, say=say)
 
 
 def rendered_words(config: dict[str, Any], *, size: tuple[int, int], say: Callable[[str], object]) -> TextSource:

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from vitocr.codec import open_charset
 from vitocr.data.batch_augment import eval_images, scale_and_bias
+from vitocr.data.blanks import BLANKS
 from vitocr.data.text_augment import augment, draw
 from vitocr.data.text_loader import TextBatch, TextLoader, fit_row
 from vitocr.data.text_rows import Kept, TextSource, hold_out
 from vitocr.data.text_sources import Mixture, open_mixture, open_source
+from vitocr.errors import UserError
 from vitocr.evaluate import read_all
 from vitocr.heads.text import TextTargets
 from vitocr.models.model import Model
@@ -24,7 +26,7 @@ from vitocr.output import progress
 from vitocr.predict import Predictor
 from vitocr.preprocess import Preprocess
 from vitocr.text_metrics import normalise, protocol_for
-from vitocr.training.rendering import RENDER, rendered_words
+from vitocr.training.rendering import DRAWN, RENDER, drawn_rows
 
 Say = Callable[[str], object]
 
@@ -40,13 +42,16 @@ class TextKit:
         self.preprocess = Preprocess.from_dict(config["preprocess"])
         data, seed = config["data"], config["seed"]
         entries = [entry if isinstance(entry, dict) else {"path": entry} for entry in data["train"] or [RENDER]]
-        rendered = [entry["path"] == RENDER for entry in entries]
+        rendered = [entry["path"] in DRAWN for entry in entries]
         opened = [entry | {"path": self.open(entry["path"])} for entry in entries]
         self.val: list[TextSource] = [self.open(path) for path in data["val"]]
         if not self.val and data["val_size"]:
-            # Held back from the last source named, which is where people put their own words.
-            kept, held = hold_out(opened[-1]["path"], data["val_size"], seed=seed)
-            opened[-1]["path"] = kept
+            # Held back from the last source of words named, which is where people put their own.
+            words = [entry for entry in opened if entry["path"].name != BLANKS]
+            if not words:
+                raise UserError("data.train names blanks alone: nothing is to be read in them.")
+            kept, held = hold_out(words[-1]["path"], data["val_size"], seed=seed)
+            words[-1]["path"] = kept
             self.val = [held]
         self.test: list[TextSource] = [self.open(path) for path in data["test"]]
         for entry, made in zip(opened, rendered, strict=True):
@@ -72,9 +77,9 @@ class TextKit:
         self.summary += f" words, {len(self.codec)} characters"
 
     def open(self, path: Any) -> TextSource:
-        if path != RENDER:
+        if path not in DRAWN:
             return open_source(path)
-        return rendered_words(self.config, size=self.preprocess.size, say=self.say)
+        return drawn_rows(path, self.config, size=self.preprocess.size, say=self.say)
 
     def loader(self, split: str, *, train: bool, rank: int, world: int) -> TextLoader:
         if train:

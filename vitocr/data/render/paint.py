@@ -44,7 +44,7 @@ def paint(
     if rng.random() < effects.emboss:
         picture += _relief(rng, alphas[:, :, 0])
     if rng.random() < effects.light:
-        picture = _light(rng, picture)
+        picture = light(rng, picture)
     if rng.random() < effects.occlude:
         _occlude(rng, picture, colours)
     return picture
@@ -79,11 +79,11 @@ def _ground(
         picture = np.empty((height, width, 3), np.float32)
         picture[:] = base
     if rng.random() < effects.edge:
-        _edge(rng, picture, colours)
+        edge(rng, picture, colours)
     return picture, detail
 
 
-def _edge(rng: random.Random, picture: Pixels, colours: Colours) -> None:
+def edge(rng: random.Random, picture: Pixels, colours: Colours) -> None:
     """Beyond the border of the sign there is something else."""
     height, width = picture.shape[:2]
     reach = rng.uniform(0.03, 0.22)
@@ -140,7 +140,7 @@ def _relief(rng: random.Random, alpha: Pixels) -> Pixels:
     return slope[..., None] * np.float32(rng.uniform(15, 70))
 
 
-def _light(rng: random.Random, picture: Pixels) -> Pixels:
+def light(rng: random.Random, picture: Pixels) -> Pixels:
     height, width = picture.shape[:2]
     field = grounds.cut(grounds.fields(), rng, height, width, zoom=3.0).reshape(height, width, 1)
     depth = abs(rng.gauss(0, 0.18))

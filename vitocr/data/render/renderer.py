@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 
 from vitocr.data.render import grounds
+from vitocr.data.render.blank import draw_blank
 from vitocr.data.render.colours import draw_colours
 from vitocr.data.render.degrade import degrade
 from vitocr.data.render.draw import dress, set_line
@@ -63,6 +64,9 @@ class Renderer:
     def __call__(self, index: int) -> Crop:
         spec, effects = self.spec, self.spec.effects
         rng = random.Random((spec.seed << 64) ^ index)
+        if spec.blank and rng.random() < spec.blank:
+            image = draw_blank(rng, self._photos, effects, size=spec.size, stretch=spec.shape == "stretch")
+            return Crop(image, "", np.empty((0, 4), np.float32))
         text, font = self._text_and_font(rng)
         shown = text
         if font.capitals_only and text != text.upper() and len(text.upper()) == len(text):
@@ -74,8 +78,6 @@ class Renderer:
         view = look_at(rng, line, effects, size=spec.size, stretch=spec.shape == "stretch")
         layers = sample(view, dressed.layers)
         boxes = boxes_in(view, line.boxes)
-        if spec.blank and rng.random() < spec.blank:
-            layers[:], text, boxes = 0, "", boxes[:0]
         picture = paint(rng, layers, dressed.behind, draw_colours(rng), self._photos, effects)
         image = degrade(rng, picture, effects, final=view.final)
         return Crop(np.ascontiguousarray(image), text, boxes)

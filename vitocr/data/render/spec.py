@@ -69,7 +69,7 @@ class RenderSpec:
     `own_words` of all crops take their text from. charset: crops show these characters alone (a model that ignores
     case should still see both cases: leave that to its codec); with a space in it, some crops hold several words.
     korean: the share of Korean text (needs a font that has it). blank: the share of crops with nothing to read, whose
-    text is empty.
+    text is empty (see blank.py).
     """
 
     size: tuple[int, int] = (32, 128)

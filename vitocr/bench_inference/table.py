@@ -1,4 +1,4 @@
-"""The figures of peers.py as Markdown: one table, the ratios within rounds, and what one must know to read them."""
+"""The figures as Markdown: one table, the ratios within rounds, and what one must know to read them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def markdown(figures: Mapping[str, Any]) -> str:
     parts += [notes(figures), seen(figures)]
     if figures["left_out"]:
         lines = [f"- {name}: {why}" for name, why in figures["left_out"].items()]
-        parts.append("\n".join(["Left out:", *lines]))
+        parts.append("\n".join(["Left out:", "", *lines]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -39,7 +39,7 @@ def heading(figures: Mapping[str, Any]) -> str:
     sets = ", ".join(f"{name} ({described(entry)})" for name, entry in figures["sets"].items())
     trial = f" A trial: no more than {figures['limit']} words of each set." if figures["limit"] else ""
     return (
-        f"# Side by side\n\n{figures['began']}, {machine['cpu']}, {counted(machine['cores'], 'core')}, "
+        f"# Reading, side by side\n\n{figures['began']}, {machine['cpu']}, {counted(machine['cores'], 'core')}, "
         f"load {machine['load_at_start']:.1f} before it began. {sets}.{trial}"
     )
 
@@ -49,50 +49,43 @@ def described(entry: Mapping[str, int]) -> str:
 
 
 def main_table(figures: Mapping[str, Any]) -> str:
-    batch, protocol = figures["batch"], figures["protocol"]
-    head = [
-        "",
-        "threads",
-        *(f"{name}, %" for name in figures["sets"]),
-        "ms a word",
-        "99th percentile",
-        f"words/s, batches of {batch}",
-        "model, MB",
-        f"memory, MB: alone, batches of {batch}",
-        "cold start, s",
-    ]
+    """A row for every contender, number of threads and size of batch."""
+    head = ["", "threads", "batch", "words/s", "ms", "99th percentile", "memory, MB", "cold start, s", "model, MB"]
     rows = []
     for name, contender in figures["contenders"].items():
+        right = [share(entry, figures["protocol"]) for entry in contender["sets"].values()]
         for threads, speed in contender["threads"].items():
-            rows.append(
-                [
-                    name,
-                    threads,
-                    *(share(entry, protocol) for entry in contender["sets"].values()),
-                    spread(speed["ms"]),
-                    f"{speed['ms_p99']['median']:.1f}",
-                    spread(speed["words_per_second"], digits=0) if "words_per_second" in speed else "-",
-                    f"{contender['about']['bytes'] / 1e6:.1f}",
-                    ", ".join(f"{speed[key]['median']:.0f}" for key in MEMORY if key in speed),
-                    spread(speed["cold_start_s"], digits=2),
-                ]
-            )
-    return table(head, rows)
-
-
-MEMORY = ("memory_mb", "memory_mb_batches")
+            for batch, found in speed["batch"].items():
+                rows.append(
+                    [
+                        name,
+                        threads,
+                        batch,
+                        spread(found["words_per_second"], digits=0),
+                        spread(found["ms"], digits=2),
+                        f"{found['ms_p99']['median']:.2f}",
+                        f"{found['memory_mb']['median']:.0f}",
+                        spread(speed["cold_start_s"], digits=2),
+                        f"{contender['about']['bytes'] / 1e6:.1f}",
+                        *right,
+                    ]
+                )
+    return table([*head, *(f"{name}, %" for name in figures["sets"])], rows)
 
 
 def ratio_table(found: Sequence[Mapping[str, Any]], threads: str) -> str:
-    head = ["", "beside", "its ms a word / the peer's", "its words/s in batches / the peer's"]
+    batches = list(dict.fromkeys(batch for entry in found for batch in entry["times"]))
+    head = ["", "beside", *(f"batches of {batch}" for batch in batches)]
     rows = [
-        [entry["ours"], entry["peer"], *(across(entry[key]) if key in entry else "-" for key in RATIOS)]
+        [
+            entry["ours"],
+            entry["other"],
+            *(across(entry["times"][batch]) if batch in entry["times"] else "-" for batch in batches),
+        ]
         for entry in found
     ]
-    return f"Within a round, on {counted(int(threads))}, median (lowest to highest):\n\n" + table(head, rows)
-
-
-RATIOS = ("ms", "words_per_second")
+    told = "Words per second, how many times those of the other in the same round; median (lowest to highest)"
+    return f"{told}, on {counted(int(threads))}:\n\n" + table(head, rows)
 
 
 def counted(number: int, what: str = "thread") -> str:
@@ -127,24 +120,28 @@ def notes(figures: Mapping[str, Any]) -> str:
     lines = [
         f"Accuracy: whole words right under protocol {protocol} (letters and digits, case ignored), each read alone, "
         f"in brackets the 95 % bootstrap interval.{judged}",
-        f"Speed, over {figures['rounds']} rounds of {figures['timed_words']} of the words, from a decoded crop to its "
-        "text, scaling and all: the median of the rounds' medians, in brackets the lowest and highest round; the 99th "
-        "percentile is the median of the rounds'. Every reader is kept to as many cores as it has threads.",
-        "Memory: the most its process ever held, libraries included. Cold start: from starting Python to the first "
-        "word read, with the files in the page cache. Model: the recogniser's files, without libraries.",
+        f"Speed, over {counted(figures['rounds'], 'round')} of {figures['timed_words']} of the words, from decoded "
+        "crops to their texts, scaling and all; ms is the median of what a batch takes, from going in to the last text "
+        "coming out. Of the rounds the median is told, in brackets the lowest and highest; of the 99th percentiles the "
+        "median alone. Every reader is kept to as many cores as it has threads.",
+        "Memory: the most its process held until then, libraries included. Cold start: from starting Python to the "
+        "first word read, with the files in the page cache. Model: the recogniser's files, without libraries.",
     ]
     for name, contender in figures["contenders"].items():
         about = contender["about"]
-        changed = max((speed["changed_in_batches"]["high"] for speed in with_batches(contender)), default=None)
+        most = {
+            batch: max(speed["batch"][batch]["changed"]["high"] for speed in contender["threads"].values())
+            for speed in contender["threads"].values()
+            for batch in speed["batch"]
+            if batch != "1"
+        }
+        changed = "".join(f"; {count:.0f} of its answers change in batches of {batch}" for batch, count in most.items())
         lines.append(
             f"{name}: {about['library']}; {', '.join(about['files'])}; takes {about['form']}"
-            + ("; one word at a time." if changed is None else f"; {changed:.0f} of its answers change in batches.")
+            + (changed if about["batches"] else "; one word at a time")
+            + "."
         )
     return "\n".join(f"- {line}" for line in lines)
-
-
-def with_batches(contender: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [speed for speed in contender["threads"].values() if "changed_in_batches" in speed]
 
 
 def seen(figures: Mapping[str, Any]) -> str:

