@@ -47,7 +47,7 @@ def test_a_shard_cut_short_is_named(folder: Path) -> None:
     data = target.read_bytes()
     target.write_bytes(data[:-5])
     try:
-        with pytest.raises(UserError, match="images-00001.npy has been cut short"):
+        with pytest.raises(UserError, match=r"images-00001\.npy has been cut short"):
             RenderCache(folder).take([15])
     finally:
         target.write_bytes(data)
