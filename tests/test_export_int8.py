@@ -280,7 +280,7 @@ def test_labels_of_words_and_of_classes_are_found(made: Any, words: Path, tmp_pa
     assert [picture.label for picture in labelled] == [line.split("\t")[1] for line in lines]
     for folder in ("class 1", "class 2"):
         (tmp_path / "classes" / folder).mkdir(parents=True)
-        Image.fromarray(pictures(1)[0]).save(tmp_path / "classes" / folder / "a.png")
+        Image.fromarray(pictures(3)[0]).save(tmp_path / "classes" / folder / "a.png")
     shown = open_pictures([tmp_path / "classes"], made("classify").exact)
     assert [picture.label for picture in shown.each()] == ["class 1", "class 2"]
     (tmp_path / "classes" / "class 2").rename(tmp_path / "classes" / "anything")
