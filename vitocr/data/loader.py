@@ -159,7 +159,33 @@ class ArrayLoader(PositionedLoader):
             yield Batch(self.images.index_select(0, rows), self.targets.index_select(0, rows), part.position)
 
 
-class FileLoader(PositionedLoader):
+class ReadingLoader(PositionedLoader):
+    """A loader that reads its rows, some of which may turn out broken."""
+
+    def __init__(
+        self,
+        batches: Dataset[tuple[Batch, dict[int, str]]],
+        plan: BatchPlan,
+        *,
+        workers: int,
+        max_bad_fraction: float,
+        say: Callable[[str], object],
+    ) -> None:
+        """batches: makes of each slice of the plan a batch, and tells which rows were broken, and why."""
+        super().__init__(plan)
+        self.bad = BadFiles(plan.total, max_fraction=max_bad_fraction, say=say)
+        self.loader = whole_batches(batches, plan, workers=workers)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch, bad in self.loader:
+            for row, why in bad.items():
+                self.bad.add(row, why)
+            self.plan.position = batch.position + 1
+            if len(batch.targets):
+                yield batch
+
+
+class FileLoader(ReadingLoader):
     """Batches of images that are augmented and normalised one by one, out of files (or out of memory).
 
     augment: the training transform; without it, images go through `preprocess` (evaluation).
@@ -185,18 +211,9 @@ class FileLoader(PositionedLoader):
         say: Callable[[str], object] = print,
     ) -> None:
         """batch_size: images of a global batch, all ranks together. workers: processes of this rank."""
-        super().__init__(BatchPlan(len(rows), batch_size, seed, rank, world, shuffle, drop_last))
-        self.bad = BadFiles(len(rows), max_fraction=max_bad_fraction, say=say)
+        plan = BatchPlan(len(rows), batch_size, seed, rank, world, shuffle, drop_last)
         source = _Source(rows, preprocess, augment, seed=seed, replace_bad=shuffle)
-        self.loader = whole_batches(source, self.plan, workers=workers)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch, bad in self.loader:
-            for row, why in bad.items():
-                self.bad.add(row, why)
-            self.plan.position = batch.position + 1
-            if len(batch.targets):
-                yield batch
+        super().__init__(source, plan, workers=workers, max_bad_fraction=max_bad_fraction, say=say)
 
 
 def read_slots(

@@ -7,7 +7,7 @@ memory, LMDBs and the renderer can be joined, divided and remembered by what is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from vitocr.data.bad_files import BadFiles
 from vitocr.data.folder import decode_image, images_below
-from vitocr.data.loader import Batch, BatchPlan, PositionedLoader, Slice, read_slots, whole_batches
+from vitocr.data.loader import Batch, BatchPlan, ReadingLoader, Slice, read_slots
 from vitocr.data.text_loader import fit_row
 from vitocr.data.text_rows import StoredRow, TextRow, TextSource, encode_row
 from vitocr.data.text_sources import open_source
@@ -88,7 +87,7 @@ def open_pictures(path: str | Path) -> TextSource:
     return open_source(path)
 
 
-class PictureLoader(PositionedLoader):
+class PictureLoader(ReadingLoader):
     """Batches of uint8 images at the size of the model; their targets mean nothing.
 
     Order, positions, ranks and broken rows are as in `vitocr.data.loader`, whose plan this uses.
@@ -110,17 +109,9 @@ class PictureLoader(PositionedLoader):
         say: Callable[[str], object] = print,
     ) -> None:
         """batch_size: images of a global batch, all ranks together. workers: processes of this rank."""
-        super().__init__(BatchPlan(len(source), batch_size, seed, rank, world, shuffle, drop_last))
-        self.bad = BadFiles(len(source), max_fraction=max_bad_fraction, say=say)
-        self.loader = whole_batches(_Pictures(source, preprocess, replace_bad=shuffle), self.plan, workers=workers)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch, bad in self.loader:
-            for row, why in bad.items():
-                self.bad.add(row, why)
-            self.plan.position = batch.position + 1
-            if len(batch.images):
-                yield batch
+        plan = BatchPlan(len(source), batch_size, seed, rank, world, shuffle, drop_last)
+        pictures = _Pictures(source, preprocess, replace_bad=shuffle)
+        super().__init__(pictures, plan, workers=workers, max_bad_fraction=max_bad_fraction, say=say)
 
 
 class _Pictures(Dataset[tuple[Batch, dict[int, str]]]):
