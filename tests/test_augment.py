@@ -38,7 +38,7 @@ def test_the_pipelines_in_conf_work_and_obey_the_seed(name):
 def test_the_batch_group_in_conf_names_options_that_exist_and_their_defaults():
     options = conf("batch")
     assert options.pop("kind") == "batch"
-    assert BatchAugment(**options) == BatchAugment(ops="auto")
+    assert BatchAugment(**options) == BatchAugment(cutmix="auto", mixup="auto", ops="auto")
 
 
 def test_no_transforms_is_what_evaluation_does():

@@ -103,6 +103,23 @@ def test_shares_are_shares_of_batches():
     assert 0.22 < np.mean(mixed) < 0.38
 
 
+def test_auto_alters_more_images_the_more_often_each_will_be_seen():
+    augment = BatchAugment(cutmix="auto", mixup="auto", ops="auto")
+    assert augment.shares(0) == augment.shares(20) == (0.4, 0.0, 0.0)
+    short, long = augment.shares(60), augment.shares(120)
+    assert all(a < b for a, b in zip(short, long, strict=True))
+    assert augment.shares(200) == augment.shares(2000) == pytest.approx((0.6, 0.4, 1.0))
+
+
+def test_auto_takes_what_is_left_of_the_batches():
+    assert BatchAugment(cutmix=1.0, mixup="auto").shares(500)[:2] == (1.0, 0.0)
+    assert BatchAugment(cutmix="auto", mixup=0.8).shares(500)[:2] == pytest.approx((0.2, 0.8))
+    with pytest.raises(UserError, match="together they must not exceed 1"):
+        BatchAugment(cutmix=0.7, mixup=0.5)
+    with pytest.raises(UserError, match="augment.mixup=often: give a share"):
+        BatchAugment(mixup="often")
+
+
 def test_turning_mixing_off_leaves_crops_and_flips_as_they_were():
     plain = BatchAugment(cutmix=0.0)(batch(), progress=0.0, **PLAIN).images
     late = BatchAugment(cutmix=1.0)(batch(), progress=1.0, **PLAIN).images

@@ -286,3 +286,20 @@ def test_kept_rows_are_read_once_and_make_the_same_batches(resize):
         for row in range(8):
             small.read(row)
     assert len(reads) == 8 + 5  # three had room
+
+
+def test_rows_read_ahead_are_there_and_broken_ones_wait_until_they_are_drawn() -> None:
+    def render(index: int) -> SimpleNamespace:
+        reads.append(index)
+        if index == 2:
+            raise UserError("row 2: broken")
+        return SimpleNamespace(image=np.zeros((16, 64, 3), np.uint8), text="ab", boxes=None)
+
+    reads: list[int] = []
+    kept = Kept(Rendered(render, 4), lambda row: row)
+    kept.read_ahead(range(4))
+    assert reads == [0, 1, 2, 3]
+    kept.read(1)
+    assert reads == [0, 1, 2, 3]
+    with pytest.raises(UserError, match="row 2: broken"):
+        kept.read(2)

@@ -38,28 +38,51 @@ class Augmented(NamedTuple):
     lam: Tensor | float  # (B,) float32, or 1.0 when nothing was mixed
 
 
+class Shares(NamedTuple):
+    """Of batches that are mixed one way or the other, and of images that undergo an operation."""
+
+    cutmix: float
+    mixup: float
+    ops: float
+
+    @classmethod
+    def for_epochs(cls, epochs: float) -> Shares:
+        """What "auto" comes to. The more often every image will be seen, the more of them are altered: over a short
+        training, plain images teach more; over a long one, they are learned by heart. Operations: none up to 20 epochs,
+        all images from 200 on. Mixing: 40 % of the batches up to 40 epochs, all of them from 200 on."""
+
+        def between(few: float, many: float) -> float:
+            return min(1.0, max(0.0, math.log(max(epochs, 1e-9) / few) / math.log(many / few)))
+
+        long = between(40, 200)
+        return cls(cutmix=0.4 + 0.2 * long, mixup=0.4 * long, ops=between(20, 200))
+
+
 @dataclass(frozen=True)
 class BatchAugment:
     """What is done to a training batch. Shares are between 0 and 1; 0 turns a thing off."""
 
     crop_pad: int = 4  # pixels of reflected border before a random crop of the original size
     flip: bool = True  # mirror half of the images
-    cutmix: float = 0.4  # share of batches
-    mixup: float = 0.0  # share of batches
+    cutmix: float | str = 0.4  # share of batches; or "auto", as for mixup and ops: see `Shares.for_epochs`
+    mixup: float | str = 0.0  # share of batches
     cutmix_alpha: float = 1.0  # Beta(alpha, alpha) of the mixing weight
-    mixup_alpha: float = 0.2
+    mixup_alpha: float = 0.8
     erase: float = 0.0  # share of images that lose a box of 2 to 33 % of their area
-    ops: float | str = 0.0  # share of images that undergo one random operation (batch_ops.py); or "auto", see below
+    ops: float | str = 0.0  # share of images that undergo one random operation (batch_ops.py)
     mix_until: float = 0.85  # share of training after which nothing is mixed
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.ops, str) and self.ops != "auto":
-            raise UserError(f"augment.ops={self.ops}: give a share between 0 and 1, or auto.")
-        for name in ("cutmix", "mixup", "erase", "mix_until", *(() if self.ops == "auto" else ("ops",))):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"augment.{name}={getattr(self, name)} is a share: give a number between 0 and 1.")
-        if self.cutmix + self.mixup > 1:
+        for name in ("cutmix", "mixup", "ops"):
+            if isinstance(value := getattr(self, name), str) and value != "auto":
+                raise UserError(f"augment.{name}={value}: give a share between 0 and 1, or auto.")
+        for name in ("cutmix", "mixup", "ops", "erase", "mix_until"):
+            value = getattr(self, name)
+            if value != "auto" and not 0 <= value <= 1:
+                raise UserError(f"augment.{name}={value} is a share: give a number between 0 and 1.")
+        given = [float(value) for value in (self.cutmix, self.mixup) if value != "auto"]
+        if sum(given) > 1:
             raise UserError(
                 f"augment.cutmix={self.cutmix} and augment.mixup={self.mixup} are shares of the same "
                 "batches: together they must not exceed 1."
@@ -70,6 +93,14 @@ class BatchAugment:
             alpha = getattr(self, f"{name}_alpha")
             if alpha <= 0:
                 raise UserError(f"augment.{name}_alpha={alpha} must be positive; to turn {name} off, say {name}=0.")
+
+    def shares(self, epochs: float) -> Shares:
+        """As numbers. Where only one way of mixing is "auto", it gets at most what the other leaves of the batches."""
+        auto = Shares.for_epochs(epochs)
+        cutmix = min(auto.cutmix, 1.0 if self.mixup == "auto" else 1 - float(self.mixup))
+        cutmix = cutmix if self.cutmix == "auto" else float(self.cutmix)
+        mixup = min(auto.mixup, 1 - cutmix) if self.mixup == "auto" else float(self.mixup)
+        return Shares(cutmix, mixup, auto.ops if self.ops == "auto" else float(self.ops))
 
     def __call__(
         self,
@@ -85,13 +116,14 @@ class BatchAugment:
     ) -> Augmented:
         """Augment and normalise this rank's rows. progress: share of the training that is done, 0 to 1.
 
-        epochs: how often training will see each image in all, for `ops="auto"`. Images that come from files are
-        augmented one by one and normalised already (float, planar): those are mixed and erased, and no more.
+        epochs: how often training will see each image in all, for the shares that are "auto". Images that come from
+        files are augmented one by one and normalised already (float, planar): those are mixed and erased, and no more.
         """
         from_files = batch.images.is_floating_point()
         size = len(batch.images)
         height, width = batch.images.shape[2:] if from_files else batch.images.shape[1:3]
-        if world > 1 and size % 2 and self.cutmix + self.mixup > 0:
+        shares = self.shares(epochs)
+        if world > 1 and size % 2 and shares.cutmix + shares.mixup > 0:
             raise UserError(
                 f"Mixing pairs up neighbouring images, so every process needs an even share of the batch, "
                 f"not {size}: make batch_size a multiple of {2 * world}."
@@ -110,18 +142,17 @@ class BatchAugment:
             images = batch.images.clone()
         else:
             images = crop_and_flip(batch.images, shift, mirror, pad=self.crop_pad).float()
-            share = ops_for(epochs) if self.ops == "auto" else float(self.ops)
-            if share > 0:
+            if shares.ops > 0:
                 ops_rng = np.random.default_rng((self.seed, batch.position, 1))
                 which = ops_rng.integers(0, OPERATIONS, total)
-                which[ops_rng.random(total) >= share] = -1
+                which[ops_rng.random(total) >= shares.ops] = -1
                 images = one_operation_each(images, which[mine], ops_rng.uniform(-1, 1, total)[mine])
             scale, bias = scale_and_bias(mean, std, images.device)
             images = images.mul_(scale).add_(bias)
         mixed: Tensor | None = None
         lam: Tensor | float = 1.0
-        if progress < self.mix_until and kind < self.cutmix + self.mixup:
-            if kind < self.cutmix:
+        if progress < self.mix_until and kind < shares.cutmix + shares.mixup:
+            if kind < shares.cutmix:
                 covered = rng.beta(self.cutmix_alpha, self.cutmix_alpha, total)
                 boxes = random_boxes(rng, covered, height, width)[mine]
                 weight = box_mask(boxes, height, width, images.device)  # (B, 1, H, W), 1 where the partner shows
@@ -138,12 +169,6 @@ class BatchAugment:
             erase_box[~erased] = 0
             images.mul_(1 - box_mask(erase_box, height, width, images.device))  # 0 is the mean colour
         return Augmented(images.to(dtype), batch.targets, mixed, lam)
-
-
-def ops_for(epochs: float) -> float:
-    """`ops="auto"`: the more often every image will be seen, the more of them are altered: none up to 20 epochs,
-    all from 200 on. Over a short training, plain images teach more; over a long one, they are learned by heart."""
-    return min(1.0, max(0.0, math.log10(max(epochs, 1e-9) / 20)))
 
 
 def eval_images(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -215,6 +216,12 @@ class Kept:
                 self.free -= kept.image.nbytes
                 self.kept[row] = kept
         return kept
+
+    def read_ahead(self, rows: Iterable[int]) -> None:
+        """Have these rows ready. Before processes are forked, they share them. Broken ones are named when drawn."""
+        for row in rows:
+            with suppress(UserError):
+                self.read(row)
 
     def stored(self, row: int) -> StoredRow:
         return self.source.stored(row)

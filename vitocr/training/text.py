@@ -29,6 +29,7 @@ from vitocr.text_metrics import normalise, protocol_for
 from vitocr.training.rendering import DRAWN, RENDER, drawn_rows
 
 Say = Callable[[str], object]
+READ_AHEAD = 20_000  # photographed words of a source that are decoded before training begins: seconds, not minutes
 
 
 class TextKit:
@@ -56,7 +57,9 @@ class TextKit:
         self.test: list[TextSource] = [self.open(path) for path in data["test"]]
         for entry, made in zip(opened, rendered, strict=True):
             if not made:
-                entry["path"] = Kept(entry["path"], partial(fit_row, preprocess=self.preprocess))
+                kept = entry["path"] = Kept(entry["path"], partial(fit_row, preprocess=self.preprocess))
+                first = min(len(kept), READ_AHEAD)
+                kept.read_ahead(progress(range(first), first, what="decoding words"))
         sources = [entry["path"] for entry in opened]
         weights = [entry["weight"] for entry in opened if entry.get("weight") is not None]
         self.mixture: Mixture = open_mixture(
