@@ -26,7 +26,7 @@ import vitocr
 from vitocr.data.text_sources import open_source
 from vitocr.errors import UserError
 from vitocr.evaluate import usual_protocol
-from vitocr.orient import TURNS, turned
+from vitocr.inference.orient import TURNS, turned
 from vitocr.results import Reading
 from vitocr.text_metrics import edit_distance, normalise
 

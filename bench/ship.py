@@ -39,10 +39,10 @@ from vitocr.data.cifar10 import load_cifar10
 from vitocr.data.text_rows import Concat, TextSource, hold_out
 from vitocr.data.text_sources import open_source
 from vitocr.description import shorten_paths, without_paths
+from vitocr.drawing.reliability import draw_reliability
 from vitocr.errors import UserError
 from vitocr.evaluate import evaluate, measure_on, read_all, usual_protocol
 from vitocr.metrics import log_softmax
-from vitocr.reliability import draw_reliability
 from vitocr.text_metrics import right_words
 
 LARGEST = 12_000_000  # bytes of a file that ships

@@ -116,7 +116,7 @@ def test_auto_takes_what_is_left_of_the_batches():
     assert BatchAugment(cutmix="auto", mixup=0.8).shares(500)[:2] == pytest.approx((0.2, 0.8))
     with pytest.raises(UserError, match="together they must not exceed 1"):
         BatchAugment(cutmix=0.7, mixup=0.5)
-    with pytest.raises(UserError, match="augment.mixup=often: give a share"):
+    with pytest.raises(UserError, match=r"augment\.mixup=often: give a share"):
         BatchAugment(mixup="often")
 
 

@@ -14,9 +14,9 @@ from vitocr.calibrate import calibrate_text, check_form, find_threshold, store
 from vitocr.calibration import Calibration
 from vitocr.checkpoint import load_checkpoint, save_model
 from vitocr.description import describe, read_description
+from vitocr.drawing.reliability import draw_reliability
 from vitocr.errors import UserError
 from vitocr.metrics import expected_calibration_error
-from vitocr.reliability import draw_reliability
 from vitocr.results import Reading
 
 

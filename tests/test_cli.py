@@ -159,7 +159,7 @@ def test_predict_goes_on_where_it_was_killed(here: Path, capsys: pytest.CaptureF
         return write_some
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitocr.predict_files.csv_writer", lambda *a, **k: killing(output.csv_writer(*a, **k)))
+        patch.setattr("vitocr.commands.predict_files.csv_writer", lambda *a, **k: killing(output.csv_writer(*a, **k)))
         with pytest.raises(Killed):
             cli.main([*words, "--overwrite"])
     with open("answers.csv", "ab") as file:

@@ -22,10 +22,10 @@ from vitocr.constraints import Constraint, build
 from vitocr.constraints.search import Answer, Asked, Encoded, search
 from vitocr.errors import UserError
 from vitocr.export import export, parts
+from vitocr.inference.numpy_decode import Run, Tensors
+from vitocr.inference.run_onnx import Graphs, open_onnx
+from vitocr.inference.run_torch import Reading, TorchModel
 from vitocr.models.model import Model
-from vitocr.numpy_decode import Run, Tensors
-from vitocr.run_onnx import Graphs, open_onnx
-from vitocr.run_torch import Reading, TorchModel
 
 HEADS = ["ctc", "transformer", "permuted", "lstm"]  # the second and third with a CTC head beside the decoder
 Runners = tuple[TorchModel, Graphs]

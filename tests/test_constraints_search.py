@@ -18,7 +18,7 @@ from vitocr.constraints.ctc_beam import ctc_beam_search
 from vitocr.constraints.found import Floats, Found, log_softmax
 from vitocr.constraints.search import Asked, Encoded, search
 from vitocr.errors import UserError
-from vitocr.numpy_decode import decode_ctc, text_probability
+from vitocr.inference.numpy_decode import decode_ctc, text_probability
 
 FEW = "ab1"
 LONGEST = 4

@@ -24,11 +24,11 @@ from vitocr.errors import UserError
 from vitocr.export import atomic_folder, export, parts, to_torchscript
 from vitocr.export.check import compare, difference_of
 from vitocr.export.pictures import open_pictures
+from vitocr.inference.numpy_decode import text_probability
+from vitocr.inference.run_onnx import Graphs, open_onnx
 from vitocr.models.model import Model, build_model
-from vitocr.numpy_decode import text_probability
 from vitocr.predict import Predictor
 from vitocr.results import Character, Failure, Label, Reading
-from vitocr.run_onnx import Graphs, open_onnx
 
 TEXT_HEADS = [name for name in HEADS if name != "classify"]
 ABSENT = ("torch", "torchvision", "timm", "lightning", "hydra", "omegaconf", "albumentations", "cv2", "safetensors")

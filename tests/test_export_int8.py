@@ -21,9 +21,9 @@ from vitocr.export import Int8, cut_to_read, export, to_onnx
 from vitocr.export.int8 import Calibration, Recipe, calibrate, module_of, quantise
 from vitocr.export.loss import Loss, allow, weigh
 from vitocr.export.pictures import Picture, Pictures, open_pictures
+from vitocr.inference.run_onnx import open_onnx
 from vitocr.predict import Predictor
 from vitocr.results import Character, Failure, Label, Reading
-from vitocr.run_onnx import open_onnx
 
 STEM = {"stem": [[8, [2, 1]], [8, 2]], "patch": [2, 2]}
 

@@ -128,8 +128,8 @@ def test_an_inference_machine_needs_only_torch_and_what_reads_images() -> None:
 
 
 def test_what_reads_an_onnx_file_knows_no_torch_however_far_one_follows_it() -> None:
-    used = reach("vitocr/run_onnx.py")
-    assert {"vitocr/numpy_decode.py", "vitocr/description.py"} <= used
+    used = reach("vitocr/inference/run_onnx.py")
+    assert {"vitocr/inference/numpy_decode.py", "vitocr/description.py"} <= used
     assert set().union(*(packages(file) for file in used)) <= {"numpy", "onnxruntime"}
 
 

@@ -7,7 +7,7 @@ import string
 import numpy as np
 import pytest
 
-from vitocr.long_lines import LONGEST, OVERLAP, cut, join, windows
+from vitocr.inference.long_lines import LONGEST, OVERLAP, cut, join, windows
 from vitocr.results import Character, Reading
 
 HEIGHT = 32

@@ -16,10 +16,10 @@ import vitocr
 from vitocr.checkpoint import save_model
 from vitocr.description import describe
 from vitocr.errors import UserError
+from vitocr.inference.run_torch import in_bf16
 from vitocr.models.model import build_model
 from vitocr.predict import Predictor
 from vitocr.results import Failure, Label, Reading
-from vitocr.run_torch import in_bf16
 
 NAMES = [f"class {i}" for i in range(7)]
 SPEC = {

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from vitocr import output
+from vitocr.commands.predict_files import Form, predict_files
+from vitocr.commands.unfinished import Tally, key
 from vitocr.errors import UserError
-from vitocr.predict_files import Form, predict_files
 from vitocr.results import Failure, Label, Reading
-from vitocr.resume import Tally, key
 
 NAMES = ["a.png", 'quoted "b", c.png', "two\nlines.png", "고양이.png", "torn.png", "odd\udcff.png", "d.png", "e.png"]
 WITH = {"model": "0123", "precision": "fp32"}

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitocr.calibration import Calibration
 from vitocr.errors import UserError
-from vitocr.orient import TURNS, surest, turned
+from vitocr.inference.orient import TURNS, surest, turned
 from vitocr.results import Failure, Reading
 
 LONG = "abcdefghijjihgfedcbaacegibdfhjaabbccddee"  # 40 letters, 20 heights wide

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 import vitocr
-from vitocr import cli_calibrate, cli_data, cli_explain, cli_use
-from vitocr.cli_use import AsJson, BatchSize, ModelName
+from vitocr.commands import calibrate, data, explain, use
+from vitocr.commands.use import AsJson, BatchSize, ModelName
 from vitocr.errors import UserError
 
 app = typer.Typer(
@@ -34,11 +34,11 @@ OPTIONS_OF = {  # of `bench`; the others are of both kinds
     "reading": ("data", "forms", "calibrate", "peers", "python", "threads", "batch", "timed", "limit", "out"),
 }
 
-app.add_typer(cli_data.app, name="data")
-app.command("eval")(cli_use.evaluate)
-app.command()(cli_calibrate.calibrate)
-app.command()(cli_use.predict)
-app.command()(cli_explain.explain)
+app.add_typer(data.app, name="data")
+app.command("eval")(use.evaluate)
+app.command()(calibrate.calibrate)
+app.command()(use.predict)
+app.command()(explain.explain)
 
 
 @app.callback(invoke_without_command=True)

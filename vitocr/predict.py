@@ -9,7 +9,7 @@ Batches are in the order of the inputs, not sorted by width: preprocessing bring
 long line, to the model's one size, so that there is no padding to save.
 
 The model runs in torch (`run_torch`) or, from an ONNX file, in onnxruntime (`run_onnx`); torch is imported
-for the former only. What a text model looks at of a picture, and what is made of its answers, is in `views`.
+for the former only. What a text model looks at of a picture, and what is made of its answers, is in `inference.views`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitocr.ahead import in_order
 from vitocr.calibration import Calibration
 from vitocr.catalog import find_model
 from vitocr.codec import Charset, Classes, codec_from_dict
+from vitocr.drawing.pictures import is_one, pixels_of
 from vitocr.errors import UserError
-from vitocr.orient import TURNS
-from vitocr.pictures import is_one, pixels_of
-from vitocr.predict_options import Options, asking
+from vitocr.inference.ahead import in_order
+from vitocr.inference.options import Options, asking
+from vitocr.inference.orient import TURNS
+from vitocr.inference.views import View, aspect, put_together, reading_of, views_of
 from vitocr.preprocess import Preprocess
 from vitocr.results import Failure, Label, Reading
-from vitocr.views import View, aspect, put_together, reading_of, views_of
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -58,7 +58,7 @@ def load(model: str | Path, device: str | torch.device | None = None, *, precisi
     """
     path = find_model(model)
     if path.suffix == ".onnx":
-        from vitocr.run_onnx import open_onnx
+        from vitocr.inference.run_onnx import open_onnx
 
         if device is not None and str(device) != "cpu":
             raise UserError(f"device={device}: {path} is an ONNX model, which vitocr runs on the CPU.")
@@ -69,7 +69,7 @@ def load(model: str | Path, device: str | torch.device | None = None, *, precisi
         exported = open_onnx(path)
         return Predictor(exported, exported.description, precision=precision)
     try:
-        from vitocr.run_torch import load_on
+        from vitocr.inference.run_torch import load_on
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
             raise
@@ -138,7 +138,7 @@ class Predictor:
         if hasattr(model, "answers"):
             self.runner = cast(Runner, model)
         else:
-            from vitocr.run_torch import TorchModel
+            from vitocr.inference.run_torch import TorchModel
 
             network = cast("nn.Module", model)
             self.runner = TorchModel(network, reads_text=self.reads_text, precision=precision)
@@ -180,7 +180,7 @@ class Predictor:
         threshold: float | None = None,
         **constrained: Any,
     ) -> Iterator[Result]:
-        """Results one by one, in the order of `inputs`, which may be endless. On the options see `predict_options`."""
+        """Results one by one, in the order of `inputs`, which may be endless. The options: `inference.options`."""
         if not isinstance(self.codec, Charset):
             if any_rotation or threshold or constrained:
                 raise UserError(

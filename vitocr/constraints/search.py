@@ -22,7 +22,7 @@ from vitocr.constraints.beam import Steps, beam_search
 from vitocr.constraints.ctc_beam import ctc_beam_search
 from vitocr.constraints.found import Floats, Found, Text
 from vitocr.errors import UserError
-from vitocr.numpy_decode import boxes, way_of
+from vitocr.inference.numpy_decode import boxes, way_of
 
 BEAM = 8
 ROWS = 256  # beginnings of texts that a decoder goes on with at a time: each holds the keys and values of its image

@@ -27,7 +27,7 @@ from vitocr.errors import UserError, did_you_mean
 from vitocr.export.check import FEW, Agreement, compare
 from vitocr.export.loss import Loss, allow, weigh
 from vitocr.export.pictures import Pictures, open_pictures
-from vitocr.numpy_decode import WAYS
+from vitocr.inference.numpy_decode import WAYS
 from vitocr.predict import Predictor
 
 if TYPE_CHECKING:

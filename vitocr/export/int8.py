@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 from vitocr.errors import UserError, did_you_mean
 from vitocr.export.pictures import Pictures
-from vitocr.numpy_decode import Tensors
+from vitocr.inference.numpy_decode import Tensors
+from vitocr.inference.run_onnx import Graphs
 from vitocr.predict import Predictor
-from vitocr.run_onnx import Graphs
 
 IMAGES = 512  # to calibrate on: more change nothing
 CALIBRATION_BATCH = 32

@@ -1,4 +1,4 @@
-"""ONNX, in one file that `vitocr.load` reads without torch; vitocr/run_onnx.py says what is where in it.
+"""ONNX, in one file that `vitocr.load` reads without torch; vitocr/inference/run_onnx.py says what is where in it.
 
 Exported through `torch.export` (`dynamo=True`), which proves for which shapes a graph holds: the number of images and
 the width of the image stay free. A backbone of timm keeps its own way with positions, and so a fixed width.
@@ -19,7 +19,7 @@ from vitocr.description import to_json
 from vitocr.errors import UserError
 from vitocr.export.parts import Cut, Part, plain_attention
 from vitocr.export.tidy import tidy
-from vitocr.run_onnx import Graphs, open_onnx
+from vitocr.inference.run_onnx import Graphs, open_onnx
 
 OPSET = 20  # onnxruntime 1.17 and later
 

@@ -15,8 +15,8 @@ from typing import Any
 from vitocr.errors import UserError
 from vitocr.export.parts import Cut
 from vitocr.export.to_onnx import graph
-from vitocr.numpy_decode import Run, Tensors
-from vitocr.run_onnx import Graphs
+from vitocr.inference.numpy_decode import Run, Tensors
+from vitocr.inference.run_onnx import Graphs
 
 
 def write(folder: Path, parts: Cut, description: Mapping[str, Any]) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from vitocr.description import to_json
 from vitocr.export.parts import Cut, Part
-from vitocr.numpy_decode import Run, Tensors
-from vitocr.run_onnx import Graphs
+from vitocr.inference.numpy_decode import Run, Tensors
+from vitocr.inference.run_onnx import Graphs
 
 EXTRA = ("vitocr", "vitocr.reading")
 

@@ -23,9 +23,9 @@ from vitocr.data.loader import Batch
 from vitocr.data.text_loader import fit_row
 from vitocr.data.text_rows import Concat, Kept, Subset, TextSource, hold_out
 from vitocr.data.unlabelled import PictureArrays, PictureLoader, open_pictures
+from vitocr.drawing.masked import draw_masked
 from vitocr.errors import UserError
 from vitocr.heads.reconstruct import normalised
-from vitocr.masked_sheet import draw_masked
 from vitocr.models.masked import Mask, MaskedModel, join, patches_of, split_patches, take
 from vitocr.models.model import Model
 from vitocr.preprocess import Preprocess

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vitocr.checkpoint import atomic_write, load_model, save_model
-from vitocr.curve import draw_curves
+from vitocr.drawing.curve import draw_curves
 from vitocr.training.feed import Kit
 
 OF_TRAINING = ("steps", "epochs", "seconds", "images_seen", "images_per_second", "gflops_per_second",

@@ -57,9 +57,9 @@ class TextKit:
         self.test: list[TextSource] = [self.open(path) for path in data["test"]]
         for entry, made in zip(opened, rendered, strict=True):
             if not made:
-                kept = entry["path"] = Kept(entry["path"], partial(fit_row, preprocess=self.preprocess))
-                first = min(len(kept), READ_AHEAD)
-                kept.read_ahead(progress(range(first), first, what="decoding words"))
+                photographed = entry["path"] = Kept(entry["path"], partial(fit_row, preprocess=self.preprocess))
+                first = min(len(photographed), READ_AHEAD)
+                photographed.read_ahead(progress(range(first), first, what="decoding words"))
         sources = [entry["path"] for entry in opened]
         weights = [entry["weight"] for entry in opened if entry.get("weight") is not None]
         self.mixture: Mixture = open_mixture(
@@ -165,7 +165,7 @@ class TextKit:
                 f"{summary['words_per_second']:.0f} words/s"
             )
             if number == 0:
-                from vitocr.reading_sheet import draw_readings
+                from vitocr.drawing.readings import draw_readings
 
                 draw_readings(folder / "samples.png", *shown, protocol=self.protocol)
         return figures

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from vitocr.calibration import Calibration
 from vitocr.codec import Charset
-from vitocr.long_lines import cut, join
-from vitocr.orient import size_when_turned, surest, turned, turned_back
+from vitocr.inference.long_lines import cut, join
+from vitocr.inference.orient import size_when_turned, surest, turned, turned_back
 from vitocr.preprocess import Preprocess
 from vitocr.results import Character, Reading
 

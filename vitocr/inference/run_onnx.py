@@ -26,7 +26,7 @@ from vitocr.constraints.search import Asked, Encoded, asked, plainly, search
 from vitocr.cores import usable_cores
 from vitocr.description import check
 from vitocr.errors import UserError, did_you_mean
-from vitocr.numpy_decode import Decoded, Reading, Run, Tensors, decode
+from vitocr.inference.numpy_decode import Decoded, Reading, Run, Tensors, decode
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -189,10 +189,10 @@ def predict(
 ) -> None:
     """Name or read what is in images. A file that cannot be read gets an error entry; the others are answered."""
     from vitocr.catalog import find_model
+    from vitocr.commands.predict_files import predict_files
+    from vitocr.commands.unfinished import checksum
     from vitocr.data.folder import EXTENSIONS
     from vitocr.output import image_names
-    from vitocr.predict_files import predict_files
-    from vitocr.resume import checksum
 
     if as_json and as_csv:
         raise UserError("Choose one of --json and --csv.")

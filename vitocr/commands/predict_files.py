@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from vitocr.commands.unfinished import Output, Tally, new_file, unanswered
 from vitocr.errors import UserError
 from vitocr.output import (
     Writer,
@@ -23,7 +24,6 @@ from vitocr.output import (
 )
 from vitocr.predict import Predictor
 from vitocr.results import Failure
-from vitocr.resume import Output, Tally, new_file, unanswered
 
 Form = Literal["lines", "csv", "json"]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import vitocr
-from vitocr.cli_use import AsJson, BatchSize, ModelName, Protocol, print_thresholds
+from vitocr.commands.use import AsJson, BatchSize, ModelName, Protocol, print_thresholds
 from vitocr.errors import UserError
 
 
@@ -38,10 +38,10 @@ def calibrate(
     from vitocr.calibration import Calibration, operating_points
     from vitocr.catalog import find_model
     from vitocr.data.folder import EXTENSIONS
+    from vitocr.drawing.reliability import draw_reliability
     from vitocr.evaluate import usual_protocol
     from vitocr.metrics import expected_calibration_error
     from vitocr.output import image_names, progress
-    from vitocr.reliability import draw_reliability
 
     path = find_model(model)
     out = out or path

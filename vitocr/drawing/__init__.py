@@ -1,0 +1,1 @@
+"""Pictures of what a training came to: curves, readings, confusions, reliability."""
