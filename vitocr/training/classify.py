@@ -30,6 +30,7 @@ from vitocr.models.model import Model
 from vitocr.output import progress
 from vitocr.predict import Predictor
 from vitocr.preprocess import Preprocess
+from vitocr.training.feed import batching
 
 Say = Callable[[str], object]
 SAMPLES = 5000  # images that the sheet of predictions is chosen from
@@ -58,14 +59,7 @@ class ClassifyKit:
 
     def loader(self, split: str, *, train: bool, rank: int, world: int) -> ArrayLoader | FileLoader:
         rows: Rows = getattr(self.splits, split)
-        how: dict[str, Any] = {
-            "rank": rank,
-            "world": world,
-            "seed": self.config["seed"],
-            "shuffle": train,
-            "drop_last": train,
-            "batch_size": self.config["batch_size"] if train else self.config["eval_batch_size"],
-        }
+        how = batching(self.config, train=train, rank=rank, world=world)
         if isinstance(rows, ImageArrays) and not (train and self.image_augment):
             return ArrayLoader(rows, **how)
         return FileLoader(

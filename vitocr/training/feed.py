@@ -43,6 +43,18 @@ class Kit(Protocol):
         """Figures of the finished model by split, and the pictures in `folder`."""
 
 
+def batching(config: dict[str, Any], *, train: bool, rank: int, world: int) -> dict[str, Any]:
+    """What every loader of ours is told about batches."""
+    return {
+        "batch_size": config["batch_size"] if train else config["eval_batch_size"],
+        "seed": config["seed"],
+        "rank": rank,
+        "world": world,
+        "shuffle": train,
+        "drop_last": train,
+    }
+
+
 class Endless:
     """A loader, epoch after epoch. Lightning sees one endless epoch; ours are `position // len(loader)`.
 

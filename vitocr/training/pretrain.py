@@ -30,6 +30,7 @@ from vitocr.models.masked import Mask, MaskedModel, join, patches_of, split_patc
 from vitocr.models.model import Model
 from vitocr.preprocess import Preprocess
 from vitocr.training.classify import build_augments
+from vitocr.training.feed import batching
 from vitocr.training.rendering import RENDER, rendered_words
 
 Say = Callable[[str], object]
@@ -107,12 +108,7 @@ class PretrainKit:
         return PictureLoader(
             source,
             preprocess=self.preprocess,
-            batch_size=self.config["batch_size"] if train else self.config["eval_batch_size"],
-            seed=self.config["seed"],
-            rank=rank,
-            world=world,
-            shuffle=train,
-            drop_last=train,
+            **batching(self.config, train=train, rank=rank, world=world),
             workers=self.workers,
             max_bad_fraction=self.config["max_bad_fraction"],
             say=self.say if rank == 0 else lambda message: None,

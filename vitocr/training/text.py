@@ -26,6 +26,7 @@ from vitocr.output import progress
 from vitocr.predict import Predictor
 from vitocr.preprocess import Preprocess
 from vitocr.text_metrics import normalise, protocol_for
+from vitocr.training.feed import batching
 from vitocr.training.rendering import DRAWN, RENDER, drawn_rows
 
 Say = Callable[[str], object]
@@ -94,12 +95,7 @@ class TextKit:
             charset=self.codec,
             max_length=self.config["max_length"],
             preprocess=self.preprocess,
-            batch_size=self.config["batch_size"] if train else self.config["eval_batch_size"],
-            seed=self.config["seed"],
-            rank=rank,
-            world=world,
-            shuffle=train,
-            drop_last=train,
+            **batching(self.config, train=train, rank=rank, world=world),
             workers=self.workers,
             max_bad_fraction=self.config["max_bad_fraction"],
             say=self.say if rank == 0 else lambda message: None,
