@@ -123,6 +123,24 @@ def test_training_words_can_be_mixed_with_rendered_ones_and_resumed(words: Path,
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.parametrize(
+    ("sources", "complaint"),
+    [
+        ("[{path: render, weight: 3}, words]", "1 of 2 sources have a weight"),
+        ("[render, nowhere]", "nowhere"),
+        ("[{path: render, weight: 3}, {path: words, wieght: 1}]", "wieght"),
+    ],
+)
+def test_what_is_wrong_with_the_sources_is_said_before_anything_is_rendered(
+    sources: str, complaint: str, words: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "words").symlink_to(words)
+    command = [sys.executable, str(ROOT / "train.py"), *TINY, f"data.train={sources}", "render.cache=cache", "steps=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode and complaint in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head_learns_64_photographed_words_by_heart(head: str, tmp_path: Path) -> None:
     if "VITOCR_STR_DATA" not in os.environ:

@@ -98,9 +98,15 @@ class Mixture:
 
 def open_mixture(entries: Sequence[str | Path | Mapping[str, Any] | TextSource], *, seed: int = 0) -> Mixture:
     """Of paths, sources, or {path: ..., weight: ...}; give every entry a weight, or none."""
+    paths, weights = parse_entries(entries)
+    return Mixture([open_source(path) if isinstance(path, str | Path) else path for path in paths], weights, seed=seed)
+
+
+def parse_entries(entries: Any) -> tuple[list[Any], list[float] | None]:
+    """What is to be opened, and how each weighs; nothing is opened yet. None: each weighs as much as it has rows."""
     if isinstance(entries, str | Path | Mapping):
         entries = [entries]
-    sources: list[TextSource] = []
+    paths: list[Any] = []
     weights: list[float] = []
     for entry in entries:
         if isinstance(entry, Mapping):
@@ -110,12 +116,12 @@ def open_mixture(entries: Sequence[str | Path | Mapping[str, Any] | TextSource],
             if (weight := entry.get("weight")) is not None:
                 weights.append(_number(weight, entry["path"]))
             entry = entry["path"]
-        sources.append(open_source(entry) if isinstance(entry, str | Path) else entry)
-    if not sources:
+        paths.append(entry)
+    if not paths:
         raise UserError("There is no source of data: data.train is empty.")
-    if weights and len(weights) != len(sources):
-        raise UserError(f"{len(weights)} of {len(sources)} sources have a weight: give one to each, or to none.")
-    return Mixture(sources, weights or None, seed=seed)
+    if weights and len(weights) != len(paths):
+        raise UserError(f"{len(weights)} of {len(paths)} sources have a weight: give one to each, or to none.")
+    return paths, weights or None
 
 
 def _number(weight: Any, path: Any) -> float:

@@ -17,7 +17,7 @@ from vitocr.data.blanks import BLANKS
 from vitocr.data.text_augment import augment, draw
 from vitocr.data.text_loader import TextBatch, TextLoader, fit_row
 from vitocr.data.text_rows import Kept, TextSource, hold_out
-from vitocr.data.text_sources import Mixture, open_mixture, open_source
+from vitocr.data.text_sources import Mixture, open_source, parse_entries
 from vitocr.errors import UserError
 from vitocr.evaluate import read_all
 from vitocr.heads.text import TextTargets
@@ -43,30 +43,27 @@ class TextKit:
         self.config, self.workers, self.say = config, workers, say
         self.preprocess = Preprocess.from_dict(config["preprocess"])
         data, seed = config["data"], config["seed"]
-        entries = [entry if isinstance(entry, dict) else {"path": entry} for entry in data["train"] or [RENDER]]
-        rendered = [entry["path"] in DRAWN for entry in entries]
-        opened = [entry | {"path": self.open(entry["path"])} for entry in entries]
+        paths, weights = parse_entries(data["train"] or [RENDER])
+        # Files first: what is wrong with them should not be said after minutes of rendering.
+        opened: dict[int, TextSource] = {
+            at: self.open(path) for at, path in sorted(enumerate(paths), key=lambda entry: entry[1] in DRAWN)
+        }
+        sources = [opened[at] for at in range(len(paths))]
         self.val: list[TextSource] = [self.open(path) for path in data["val"]]
+        self.test: list[TextSource] = [self.open(path) for path in data["test"]]
         if not self.val and data["val_size"]:
             # Held back from the last source of words named, which is where people put their own.
-            words = [entry for entry in opened if entry["path"].name != BLANKS]
-            if not words:
+            last = max((at for at, path in enumerate(paths) if path != BLANKS), default=None)
+            if last is None:
                 raise UserError("data.train names blanks alone: nothing is to be read in them.")
-            kept, held = hold_out(words[-1]["path"], data["val_size"], seed=seed)
-            words[-1]["path"] = kept
+            sources[last], held = hold_out(sources[last], data["val_size"], seed=seed)
             self.val = [held]
-        self.test: list[TextSource] = [self.open(path) for path in data["test"]]
-        for entry, made in zip(opened, rendered, strict=True):
-            if not made:
-                photographed = entry["path"] = Kept(entry["path"], partial(fit_row, preprocess=self.preprocess))
-                first = min(len(photographed), READ_AHEAD)
-                photographed.read_ahead(progress(range(first), first, what="decoding words"))
-        sources = [entry["path"] for entry in opened]
-        weights = [entry["weight"] for entry in opened if entry.get("weight") is not None]
-        self.mixture: Mixture = open_mixture(
-            [source if not weights else {"path": source, "weight": weight}
-             for source, weight in zip(sources, weights or sources, strict=True)], seed=seed,
-        )  # fmt: skip
+        for at, path in enumerate(paths):
+            if path not in DRAWN:
+                kept = sources[at] = Kept(sources[at], partial(fit_row, preprocess=self.preprocess))
+                first = min(len(kept), READ_AHEAD)
+                kept.read_ahead(progress(range(first), first, what="decoding words"))
+        self.mixture = Mixture(sources, weights, seed=seed)
         labels = (text for source in sources for row in range(len(source)) if (text := source.text(row)))
         self.codec = open_charset(config["charset"], labels=labels)
         self.protocol = config["protocol"] or protocol_for(self.codec.characters)
