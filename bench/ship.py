@@ -46,7 +46,7 @@ from vitocr.metrics import log_softmax
 from vitocr.text_metrics import right_words
 
 LARGEST = 12_000_000  # bytes of a file that ships
-BLANKS, BLANK_SEED, BLANK_SHARE = 2000, 987_654, 0.01  # to set the threshold by: crops, and how many may be read
+BLANKS, BLANK_SEED = 2000, 987_654  # crops without text, to set the threshold by
 ANSWERS = 20_000  # most that the two files are compared on
 
 
@@ -84,7 +84,7 @@ def held_back(config: dict[str, Any]) -> TextSource:
     return hold_out(open_source(path), data["val_size"], seed=config["seed"])[1]
 
 
-def calibrate_text(file: Path, source: TextSource) -> dict[str, Any]:
+def calibrate_text(file: Path, source: TextSource, *, blank_share: float) -> dict[str, Any]:
     """What goes into the description under `calibration`."""
     predictor = vitocr.load(file)
     protocol = usual_protocol(predictor)
@@ -94,7 +94,7 @@ def calibrate_text(file: Path, source: TextSource) -> dict[str, Any]:
     fitted = fit_calibration(np.array([reading.confidence for reading in readings])[judged], right[judged])
     nothing = open_blanks(size=predictor.preprocess.size, seed=BLANK_SEED, rows=BLANKS)
     crops: Any = [nothing.read(row).image for row in range(BLANKS)]
-    threshold = find_threshold(predictor, fitted, crops, share=BLANK_SHARE, batch_size=64, watch=lambda items, _: items)
+    threshold = find_threshold(predictor, fitted, crops, share=blank_share, batch_size=64, watch=lambda items, _: items)
     return fitted.to_dict() | {"threshold": threshold, "protocol": protocol}
 
 
@@ -183,7 +183,7 @@ def measure(draft: Path, run: Path, args: argparse.Namespace) -> dict[str, Any]:
     print(f"{compared['different']:,} of {compared['answers']:,} answers differ from the run's own")
     if reads:
         source = open_source(args.calibrate) if args.calibrate else held_back(config)
-        description["calibration"] = calibrate_text(draft, source)
+        description["calibration"] = calibrate_text(draft, source, blank_share=args.blank_share)
     elif config["data"]["val_size"]:
         predictor = vitocr.load(draft)
         options: Any = {"split": "val", "data_dir": args.data_dir, "batch_size": 64, "watch": lambda items, _: items}
@@ -218,6 +218,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--command", required=True, help="that made the run; checked")
     parser.add_argument("--data", action="append", default=[], help="words to measure it on; repeatable")
     parser.add_argument("--calibrate", help="held-back words; default: those the run validated on")
+    parser.add_argument("--blank-share", type=float, default=0.01, help="of crops without text that may be read")
     parser.add_argument("--note", action="append", default=[], help="on the licence of other training data; repeatable")
     parser.add_argument("--storage", choices=("float16", "bfloat16"), default="float16")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="where cifar10 is")

@@ -72,6 +72,12 @@ def test_a_model_comes_back_bit_for_bit(saved: Path, model: Model) -> None:
     assert description == described()
 
 
+def test_a_model_can_be_read_by_whoever_may_read_other_files_of_its_owner(saved: Path) -> None:
+    other = saved.with_name("other")
+    other.touch()
+    assert saved.stat().st_mode == other.stat().st_mode
+
+
 def test_a_description_holds_plain_types_only() -> None:
     description = described()
     assert description["preprocess"]["size"] == [32, 32]

@@ -243,7 +243,13 @@ def options(run: Path, words: Path, **changes: Any) -> argparse.Namespace:
         "data": [str(words)],
         "calibrate": None,
     }
-    more = {"note": [], "storage": "float16", "data_dir": run.parent, "out": run.parent / "weights"}
+    more = {
+        "note": [],
+        "blank_share": 0.01,
+        "storage": "float16",
+        "data_dir": run.parent,
+        "out": run.parent / "weights",
+    }
     return argparse.Namespace(**given | more | changes)
 
 

@@ -17,6 +17,7 @@ from vitocr.cli import main as vitocr_command
 from vitocr.codec import PRESETS
 from vitocr.data.render import Effects, Renderer, RenderSpec
 from vitocr.errors import UserError
+from vitocr.predict import Predictor
 
 ROOT = Path(__file__).parents[1]
 HEADS = ["ctc", "transformer", "permuted", "lstm"]
@@ -121,6 +122,25 @@ def test_training_words_can_be_mixed_with_rendered_ones_and_resumed(words: Path,
         torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"] for name in ("whole", "again")
     )
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_confidences_are_calibrated_on_words_that_were_held_back(words: Path, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.mkdir()
+    (held / "labels.tsv").write_text("\n".join((words / "labels.tsv").read_text().splitlines() * 2))
+    for image in words.glob("*.png"):
+        (held / image.name).symlink_to(image)
+    train([*TINY, f"data.train=[{words}]", f"data.val=[{held}]", "head=ctc", "steps=240", "optim.lr=3e-3",
+           f"run_dir={tmp_path / 'run'}"], tmp_path)  # fmt: skip
+    model = vitocr.load(tmp_path / "run")
+    assert model.description["calibration"]["words"] == 68
+    told = json.loads((tmp_path / "run" / "metrics.json").read_text())["val"]
+    assert told["accuracy"]["36"] > 0.9 and told["ece"] < 0.05
+    bare = dict(model.description)
+    bare.pop("calibration")
+    sure = [np.mean([reading.confidence for reading in each(sorted(words.glob("*.png")))])
+            for each in (Predictor(model.runner, bare), model)]  # fmt: skip
+    assert sure[1] > sure[0], "all is right, which is more than the model itself would say"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import vitocr
+from vitocr.evaluate import evaluate
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -136,6 +137,19 @@ def test_a_run_leaves_everything_that_design_promises(shapes: Path, tmp_path: Pa
     assert "30" in output and "val" in output
     label = vitocr.load(folder)(shapes / "circle" / "03.png")
     assert label.name == "circle"
+
+
+def test_confidences_are_calibrated_on_what_was_held_back(shapes: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run([*TINY, *ONE, f"data.root={shapes}", "data.val_fraction=0.85", "batch_size=4", "steps=30", f"run_dir={folder}"],
+        tmp_path)  # fmt: skip
+    model = vitocr.load(folder)
+    calibration, measured = model.description["calibration"], json.loads((folder / "metrics.json").read_text())["val"]
+    assert calibration["images"] == 51 and calibration["temperature"] != 1
+    assert model.temperature == calibration["temperature"]
+    again = evaluate(model, shapes, split="val")
+    assert again["nll"] == pytest.approx(measured["nll"], abs=1e-3)
+    assert again["ece"] == pytest.approx(measured["ece"], abs=1e-3), "the figures are of the confidences people get"
 
 
 def test_tensorboard_gets_the_curve(shapes: Path, tmp_path: Path) -> None:

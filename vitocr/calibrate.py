@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from vitocr.calibration import Calibration, fit_calibration, fit_temperature, threshold_for_blanks
 from vitocr.checkpoint import atomic_write
+from vitocr.data.text_rows import TextSource
 from vitocr.data.text_sources import open_source
 from vitocr.description import read_description, to_json
 from vitocr.errors import UserError
@@ -40,16 +41,15 @@ def uncalibrated(predictor: Predictor) -> Predictor:
 
 
 def calibrate_text(
-    predictor: Predictor, data: Sequence[str | Path], *, protocol: str, batch_size: int, watch: Watch
+    predictor: Predictor, data: Sequence[str | Path | TextSource], *, protocol: str, batch_size: int, watch: Watch
 ) -> Found:
     """On words with their labels. What counts as right is for the protocol to say."""
     plain = uncalibrated(predictor)
     before: list[float] = []
     right: list[float] = []
-    for path in data:
-        _, (_, labels, readings) = read_all(
-            plain, open_source(path), protocol=protocol, batch_size=batch_size, watch=watch
-        )
+    for source in data:
+        rows = open_source(source) if isinstance(source, str | Path) else source
+        _, (_, labels, readings) = read_all(plain, rows, protocol=protocol, batch_size=batch_size, watch=watch)
         texts = ["" if isinstance(reading, Failure) else reading.text for reading in readings]
         right += right_words(texts, labels, protocol).tolist()
         before += [0.0 if isinstance(reading, Failure) else reading.confidence for reading in readings]

@@ -43,7 +43,10 @@ def atomic_write(path: str | Path, writer: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(b"")
+        usual = temporary.stat().st_mode
         writer(temporary)
+        os.chmod(temporary, usual)  # safetensors makes files that nobody but their owner may read
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())  # else a power cut may leave the new name on an empty file
         os.replace(temporary, path)

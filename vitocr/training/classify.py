@@ -18,12 +18,13 @@ import torch.nn.functional as F
 from hydra.utils import get_method
 from torch import Tensor
 
+from vitocr.calibration import FEWEST, fit_temperature
 from vitocr.codec import Classes
 from vitocr.data.arrays import ImageArrays, PathRows, Rows, Splits
 from vitocr.data.batch_augment import BatchAugment, eval_images
 from vitocr.data.loader import ArrayLoader, Augment, Batch, FileLoader
 from vitocr.data.memory import load_arrays
-from vitocr.evaluate import measure
+from vitocr.evaluate import Measured, measure
 from vitocr.heads.classify import ClassTargets
 from vitocr.metrics import confusion_matrix, summarise_classification
 from vitocr.models.model import Model
@@ -93,20 +94,29 @@ class ClassifyKit:
         return torch.stack([loss.double(), right.double(), torch.full_like(loss, len(images), dtype=torch.float64)])
 
     def report(self, model: Model, description: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-        """The figures of the test split (without one, of the validation split), and the pictures."""
-        measured = "test" if self.splits.test is not None else "val"
-        rows = getattr(self.splits, measured)
+        """The figures of the test split (without one, of the validation split), and the pictures. The description is
+        told how confidences are to be taken."""
+        predictor = Predictor(model, description)
+
+        def measured_on(rows: Rows, what: str) -> tuple[Measured, float]:
+            began = time.monotonic()
+            found = measure(
+                predictor, rows, batch_size=250, watch=lambda items, total: progress(items, total, what=what)
+            )
+            return found, time.monotonic() - began
+
+        splits, temperature = self.splits, 1.0
+        val = None if splits.val is None else measured_on(splits.val, "calibrating")
+        if val is not None and len(val[0].labels) >= FEWEST:
+            # On images that were held back: a model learns from smoothed labels, and is less sure than it should be.
+            temperature = fit_temperature(val[0].logits, val[0].labels)
+            description["calibration"] = {"temperature": temperature, "images": len(val[0].labels)}
+        measured, rows = ("val", splits.val) if splits.test is None else ("test", splits.test)
         if rows is None:
             return {}
-        began = time.monotonic()
-        found = measure(
-            Predictor(model, description),
-            rows,
-            batch_size=250,
-            watch=lambda items, total: progress(items, total, what="evaluating"),
-        )
-        summary = summarise_classification(found.logits, found.labels, self.splits.classes)
-        summary["seconds"] = time.monotonic() - began
+        found, seconds = val if val is not None and measured == "val" else measured_on(rows, "evaluating")
+        found = found._replace(logits=found.logits / temperature)
+        summary = summarise_classification(found.logits, found.labels, splits.classes) | {"seconds": seconds}
         low, high = summary["accuracy_95"]
         self.say(
             f"{measured} accuracy {100 * summary['accuracy']:.2f}% (95% interval {100 * low:.2f} to "

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitocr.calibrate import calibrate_text
+from vitocr.calibration import FEWEST
 from vitocr.codec import open_charset
 from vitocr.data.batch_augment import eval_images, scale_and_bias
 from vitocr.data.blanks import BLANKS
 from vitocr.data.text_augment import augment, draw
 from vitocr.data.text_loader import TextBatch, TextLoader, fit_row
-from vitocr.data.text_rows import Kept, TextSource, hold_out
+from vitocr.data.text_rows import Concat, Kept, Subset, TextSource, hold_out
 from vitocr.data.text_sources import Mixture, open_source, parse_entries
 from vitocr.errors import UserError
 from vitocr.evaluate import read_all
@@ -30,6 +32,7 @@ from vitocr.training.feed import batching
 from vitocr.training.rendering import DRAWN, RENDER, drawn_rows
 
 Say = Callable[[str], object]
+CALIBRATED_ON = 2_000  # words at most
 READ_AHEAD = 20_000  # photographed words of a source that are decoded before training begins: seconds, not minutes
 
 
@@ -139,7 +142,10 @@ class TextKit:
         )
 
     def report(self, model: Model, description: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-        """The figures of every test set (without any, of the validation set), and a sheet of readings."""
+        """The figures of every test set (without any, of the validation set), and a sheet of readings. The description
+        is told how confidences are to be taken."""
+        if sum(map(len, self.val)) >= FEWEST:
+            description["calibration"] = self.calibrate(Predictor(model, description))
         predictor = Predictor(model, description)
         sets = {source.name: source for source in self.test or self.val}
         figures: dict[str, dict[str, Any]] = {}
@@ -162,3 +168,13 @@ class TextKit:
 
                 draw_readings(folder / "samples.png", *shown, protocol=self.protocol)
         return figures
+
+    def calibrate(self, predictor: Predictor) -> dict[str, Any]:
+        """From words that were held back. A model learns from smoothed labels, and is less sure than it should be."""
+        held = Concat(self.val, name="held back")
+        some = Subset(held, np.linspace(0, len(held) - 1, min(len(held), CALIBRATED_ON)).astype(np.int64))
+        found = calibrate_text(
+            predictor, [some], protocol=self.protocol, batch_size=64,
+            watch=lambda items, total: progress(items, total, what="calibrating"),
+        )  # fmt: skip
+        return found.calibration | {"protocol": self.protocol}
