@@ -450,6 +450,18 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"vitocr {vitocr.__version__}\n"
 
 
+def test_bench_explains_itself_and_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "--help") == 0
+    assert "--rounds" in capsys.readouterr().out
+    for words, complaint in [
+        (["--rouns", "3"], "bench has no option --rouns. Did you mean '--rounds'?"),
+        (["backbone=vit_smal"], "there is no backbone `vit_smal`. Did you mean backbone=vit_small?"),
+        (["optim.lrr=3"], "there is no option `optim.lrr`. Did you mean `optim.lr`?"),
+    ]:
+        assert run("bench", *words) == 2
+        assert complaint in capsys.readouterr().err
+
+
 def test_train_and_bench_get_their_words_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     import types
 

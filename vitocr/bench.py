@@ -203,12 +203,18 @@ def lightning_epoch(words: Sequence[str], *, steps: int) -> float:
 
 def compose_config(words: Sequence[str]) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    from vitocr.config import conf_dir
+    from vitocr.config import conf_dir, explain_hydra_error
+    from vitocr.train import default_keys
 
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = OmegaConf.to_container(compose("config", overrides=list(words)), resolve=True)
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            config = OmegaConf.to_container(compose("config", overrides=list(words)), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain_hydra_error(f"{error}\n{error.__cause__ or ''}", default_keys())) from error
     assert isinstance(config, dict)
     return config  # type: ignore[return-value]
 

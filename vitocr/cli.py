@@ -17,7 +17,7 @@ import typer
 import vitocr
 from vitocr.commands import calibrate, data, explain, use
 from vitocr.commands.use import AsJson, BatchSize, ModelName
-from vitocr.errors import UserError
+from vitocr.errors import UserError, did_you_mean
 
 app = typer.Typer(
     help="Vision Transformers that turn pixels into a label: train, measure, use.",
@@ -25,9 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # a bug should show a plain traceback
 )
-PASSED_ON: dict[str, Any] = {
-    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-}
+MORE_WORDS: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}  # options of train.py
 
 OPTIONS_OF = {  # of `bench`; the others are of both kinds
     "training": ("task", "seconds", "epoch"),
@@ -50,7 +48,7 @@ def front(
         raise typer.Exit()
 
 
-@app.command(**PASSED_ON)
+@app.command(context_settings=MORE_WORDS | {"help_option_names": []})  # Hydra has a --help of its own
 def train(words: typer.Context) -> None:
     """Train a model: vitocr train task=cifar10 budget=30m (its words are Hydra's; --help lists them)."""
     from vitocr.train import main as train_main
@@ -58,7 +56,7 @@ def train(words: typer.Context) -> None:
     train_main(list(words.args))
 
 
-@app.command(**PASSED_ON)
+@app.command(context_settings=MORE_WORDS)
 def bench(
     words: typer.Context,
     task: Annotated[str, typer.Option(help="Of training: cifar10 or str.")] = "cifar10",
@@ -87,8 +85,12 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved repeats of every contender.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Measure speed here. Training, next to timm's ViT and the machine's peak: vitocr bench [backbone=vit_small ...].
+    """Measure speed here. Training, next to timm's ViT and the machine's peak: vitocr bench backbone=vit_small.
     Reading, next to Tesseract and PP-OCR: vitocr bench --inference MODEL ... --data DIR"""
+    for word in words.args:
+        if word.startswith("-"):
+            options = [option for parameter in words.command.params for option in parameter.opts]
+            raise UserError(f"bench has no option {word}.{did_you_mean(word, options)}")
     own, other = ("reading", "training") if inference else ("training", "reading")
     for name in OPTIONS_OF[other]:
         source = words.get_parameter_source(name)
