@@ -42,6 +42,7 @@ def where_the_readme_works(shapes: Path, tmp_path: Path, monkeypatch: pytest.Mon
     shutil.copytree(shapes, tmp_path / "photos")
     for name in ("photo.jpg", "a.jpg", "b.png"):
         shutil.copy(shapes / "circle" / "01.png", tmp_path / name)
+    (tmp_path / "docs").symlink_to(Path(__file__).parents[1] / "docs")
     monkeypatch.chdir(tmp_path)
     return tmp_path / run.group(1)
 
