@@ -68,12 +68,13 @@ class RenderCache:
         images = np.empty((len(wanted), height, width, 3), np.uint8)
         boxes = np.empty((len(wanted), self.spec.max_length, 4), np.float16)
         texts = np.empty(len(wanted), f"<U{self.spec.max_length}")
-        for part, array in zip(PARTS, (images, texts, boxes), strict=True):
+        arrays: list[Any] = [images, texts, boxes]
+        for part, array in zip(PARTS, arrays, strict=True):
             for at, row in enumerate(wanted.tolist()):
                 path, first, size = self._place(part, row)
                 with open(path, "rb", buffering=0) as file:
                     file.seek(first)
-                    if file.readinto(array[at : at + 1].view(np.uint8)) != size:  # type: ignore[arg-type]
+                    if file.readinto(array[at : at + 1].view(np.uint8)) != size:
                         raise UserError(f"{path} has been cut short: delete it and render again, only it is redone.")
         return Rows(images, texts.tolist(), boxes)
 
