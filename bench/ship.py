@@ -29,10 +29,11 @@ from card import card, count_fonts
 
 import vitocr
 from vitocr.calibrate import calibrate_classes, find_threshold
-from vitocr.calibration import fit_calibration, logit, sigmoid
+from vitocr.calibrate import calibrate_text as calibrate_words
+from vitocr.calibration import Calibration, logit, sigmoid
 from vitocr.catalog import SHIPPED, find_model
 from vitocr.checkpoint import load_checkpoint, save_model
-from vitocr.config import LENGTH, conf_dir, differences
+from vitocr.config import LENGTH, differences
 from vitocr.cores import usable_cores
 from vitocr.data.blanks import open_blanks
 from vitocr.data.cifar10 import load_cifar10
@@ -52,22 +53,19 @@ ANSWERS = 20_000  # most that the two files are compared on
 
 def check_command(command: str, config: dict[str, Any]) -> None:
     """UserError unless `command` makes a run of this configuration."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
+    from vitocr.bench import compose_config
     from vitocr.train import settle_length
 
     words = shlex.split(command)
     start = next((at + 1 for at, word in enumerate(words) if word in ("train.py", "train")), None)
     if start is None:
         raise UserError(f"--command {command!r}: write it as `python train.py ...` or `vitocr train ...`.")
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        composed = OmegaConf.to_container(compose("config", overrides=words[start:]), resolve=True)
-    settle_length(composed, words[start:])  # type: ignore[arg-type]
-    differ = differences(config, composed)  # type: ignore[arg-type]
+    composed = compose_config(words[start:])
+    settle_length(composed, words[start:])
+    differ = differences(config, composed)
     for name in LENGTH:
-        if config[name] != composed[name]:  # type: ignore[index,call-overload]
-            differ.append(f"{name}: {config[name]} there, {composed[name]} here")  # type: ignore[index,call-overload]
+        if config[name] != composed[name]:
+            differ.append(f"{name}: {config[name]} there, {composed[name]} here")
     if differ:
         raise UserError("--command is not what made the run; it differs in\n  " + "\n  ".join(differ[:10]))
 
@@ -88,14 +86,12 @@ def calibrate_text(file: Path, source: TextSource, *, blank_share: float) -> dic
     """What goes into the description under `calibration`."""
     predictor = vitocr.load(file)
     protocol = usual_protocol(predictor)
-    _, (_, labels, readings) = read_all(predictor, source, protocol=protocol)
-    right = right_words([reading.text for reading in readings], labels, protocol)
-    judged = ~np.isnan(right)
-    fitted = fit_calibration(np.array([reading.confidence for reading in readings])[judged], right[judged])
+    options: Any = {"batch_size": 64, "watch": lambda items, _: items}
+    found = calibrate_words(predictor, [source], protocol=protocol, **options).calibration
     nothing = open_blanks(size=predictor.preprocess.size, seed=BLANK_SEED, rows=BLANKS)
     crops: Any = [nothing.read(row).image for row in range(BLANKS)]
-    threshold = find_threshold(predictor, fitted, crops, share=blank_share, batch_size=64, watch=lambda items, _: items)
-    return fitted.to_dict() | {"threshold": threshold, "protocol": protocol}
+    threshold = find_threshold(predictor, Calibration.from_dict(found), crops, share=blank_share, **options)
+    return found | {"threshold": threshold, "protocol": protocol}
 
 
 def compare(ours: Path, theirs: Path, images: Sequence[Any]) -> dict[str, Any]:

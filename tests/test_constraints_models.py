@@ -161,9 +161,7 @@ def test_ordinary_reading_is_as_it_was_and_a_beam_finds_nothing_worse(runners: A
                 np.testing.assert_allclose(best.probs, probs[: int(length)], atol=1e-4)
                 np.testing.assert_allclose(best.where, where[: int(length)], atol=1e-5)
                 assert best.confidence == pytest.approx(float(confidence), abs=1e-4)
-        # Else nothing was compared. How sure a model is after so few steps, rounding decides: on another number of
-        # threads it is another model. Two of them are unsure of everything.
-        assert alike >= 4 or name in ("ctc", "lstm")
+        assert alike >= 8 or name in ("ctc", "lstm")  # these two are unsure of everything after so few steps
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -120,6 +120,6 @@ def test_long_names_are_cut_to_their_width() -> None:
 
 
 def test_drawing_leaves_pyplot_alone() -> None:
-    code = "import sys, vitocr.report; print('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, vitocr.drawing.classes; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -16,7 +16,7 @@ from vitocr.codec import open_charset
 from vitocr.data.commands import pack_data
 from vitocr.data.text_loader import TextBatch, TextLoader, fit_row, spans_of
 from vitocr.data.text_rows import Kept, Rendered, StoredRow, TextRow, TextSource, decode_row
-from vitocr.data.text_sources import Mixture, open_mixture, open_source
+from vitocr.data.text_sources import Mixture, open_source
 from vitocr.errors import UserError
 from vitocr.preprocess import Preprocess
 
@@ -138,7 +138,7 @@ def test_folder_csv_jsonl_and_lmdb_of_the_same_data_give_identical_batches(tmp_p
             )
         (tmp_path / kind / f"labels.{kind}").write_text("\n".join(lines))
     pack_data([tmp_path / "csv"], tmp_path / "lmdb", say=lambda _: None)
-    batches = {kind: list(loader(open_mixture([tmp_path / kind]))) for kind in ("tsv", "csv", "jsonl", "lmdb")}
+    batches = {kind: list(loader(Mixture([open_source(tmp_path / kind)]))) for kind in ("tsv", "csv", "jsonl", "lmdb")}
     assert len(batches["tsv"]) == 3
     assert all(same(batches["tsv"], other) for other in batches.values())
 
@@ -254,7 +254,7 @@ def test_spans_stay_inside_the_image():
 def test_real_types_of_paths_open_as_a_mixture(tmp_path: Path):
     pack_data_of(Words(6), tmp_path / "a")
     pack_data_of(Words(6, first=6), tmp_path / "b")
-    data = open_mixture([{"path": str(tmp_path / "a"), "weight": 0.5}, {"path": tmp_path / "b", "weight": 0.5}], seed=1)
+    data = Mixture([open_source(tmp_path / name) for name in "ab"], [0.5, 0.5], seed=1)
     assert sorted(words(list(loader(data)))) == sorted(f"w{row}" for row in range(12))
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitocr.data.commands import look_at, pack_data
 from vitocr.data.text_rows import Concat, Rendered, Subset, TextRow, hold_out
-from vitocr.data.text_sources import Mixture, open_mixture, open_source
+from vitocr.data.text_sources import Mixture, open_source, parse_entries
 from vitocr.errors import UserError
 
 WORDS = ("Hello", "한글", 'say "hi"', "1,000", "  a b", "'", "#tag")
@@ -220,7 +220,9 @@ def pack_data_of(source, out):
 
 
 def test_a_mixture_gives_each_source_its_share_of_every_epoch():
-    mixture = open_mixture([{"path": rendered(90, "a"), "weight": 3}, {"path": rendered(10, "b"), "weight": 1}], seed=5)
+    mixture = Mixture(
+        *parse_entries([{"path": rendered(90, "a"), "weight": 3}, {"path": rendered(10, "b"), "weight": 1}]), seed=5
+    )
     assert len(mixture) == 100
     for epoch in range(3):
         order = mixture.order(epoch)
@@ -238,7 +240,7 @@ def test_a_mixture_shows_every_row_of_a_source_once_before_any_twice():
 
 
 def test_without_weights_every_row_comes_once_an_epoch():
-    mixture = open_mixture([rendered(7), rendered(4)])
+    mixture = Mixture(*parse_entries([rendered(7), rendered(4)]))
     first, second = mixture.order(0), mixture.order(1)
     assert sorted(first) == sorted(second) == list(range(11)) and first.tolist() != second.tolist()
 
@@ -265,7 +267,7 @@ def test_the_order_of_a_mixture_depends_on_seed_and_epoch_alone():
 )
 def test_a_mixture_that_cannot_be_is_refused(entries, complaint):
     with pytest.raises(UserError, match=complaint):
-        open_mixture(entries)
+        Mixture(*parse_entries(entries))
 
 
 def test_concat_and_subset_read_the_rows_they_stand_for():

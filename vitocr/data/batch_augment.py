@@ -97,10 +97,15 @@ class BatchAugment:
     def shares(self, epochs: float) -> Shares:
         """As numbers. Where only one way of mixing is "auto", it gets at most what the other leaves of the batches."""
         auto = Shares.for_epochs(epochs)
-        cutmix = min(auto.cutmix, 1.0 if self.mixup == "auto" else 1 - float(self.mixup))
-        cutmix = cutmix if self.cutmix == "auto" else float(self.cutmix)
-        mixup = min(auto.mixup, 1 - cutmix) if self.mixup == "auto" else float(self.mixup)
-        return Shares(cutmix, mixup, auto.ops if self.ops == "auto" else float(self.ops))
+        cutmix, mixup, ops = (
+            getattr(auto, name) if getattr(self, name) == "auto" else float(getattr(self, name))
+            for name in Shares._fields
+        )
+        if self.cutmix == "auto":
+            cutmix = min(cutmix, 1 - mixup)
+        elif self.mixup == "auto":
+            mixup = min(mixup, 1 - cutmix)
+        return Shares(cutmix, mixup, ops)
 
     def __call__(
         self,

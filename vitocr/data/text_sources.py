@@ -96,12 +96,6 @@ class Mixture:
         return order
 
 
-def open_mixture(entries: Sequence[str | Path | Mapping[str, Any] | TextSource], *, seed: int = 0) -> Mixture:
-    """Of paths, sources, or {path: ..., weight: ...}; give every entry a weight, or none."""
-    paths, weights = parse_entries(entries)
-    return Mixture([open_source(path) if isinstance(path, str | Path) else path for path in paths], weights, seed=seed)
-
-
 def parse_entries(entries: Any) -> tuple[list[Any], list[float] | None]:
     """What is to be opened, and how each weighs; nothing is opened yet. None: each weighs as much as it has rows."""
     if isinstance(entries, str | Path | Mapping):

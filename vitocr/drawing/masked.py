@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitocr.report import FAINT, INK
+from vitocr.drawing.classes import FAINT, INK
 
 TITLES = ("as it is", "what is seen", "completed")
 HIGH = 0.95  # inches of a picture

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitocr.report import FAINT, INK, RIGHT, WRONG, legible
+from vitocr.drawing.classes import FAINT, INK, RIGHT, WRONG, legible
 from vitocr.results import Failure, Reading
 from vitocr.text_metrics import normalise
 

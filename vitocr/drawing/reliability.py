@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
+from vitocr.drawing.classes import FAINT, INK, RIGHT, WRONG
 from vitocr.metrics import expected_calibration_error
-from vitocr.report import FAINT, INK, RIGHT, WRONG
 
 BINS = 15  # as the calibration error counts them
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from vitocr.report import FAINT, INK, legible
+from vitocr.drawing.classes import FAINT, INK, legible
 
 Picture = Image.Image
 PAPER = (255, 255, 255)

@@ -126,7 +126,7 @@ class ClassifyKit:
         return {measured: summary}
 
     def draw(self, folder: Path, rows: Rows, probs: np.ndarray, labels: np.ndarray, kept: np.ndarray) -> None:
-        from vitocr.report import draw_confusion, draw_samples
+        from vitocr.drawing.classes import draw_confusion, draw_samples
 
         names = self.splits.classes
         draw_confusion(folder / "confusion.png", confusion_matrix(probs.argmax(axis=1), labels, len(names)), names)
