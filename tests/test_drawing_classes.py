@@ -11,7 +11,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import font_manager
 from PIL import Image
 
-from vitocr import report
+from vitocr.drawing import classes
 
 NAMES = ["cat", "dog", "ship"]
 
@@ -33,7 +33,7 @@ def reds(path: Path) -> set[int]:
 
 def test_the_sheet_shows_the_surest_errors_and_the_least_sure_successes(tmp_path: Path) -> None:
     images, labels, probs = answers(200)
-    report.draw_samples(tmp_path / "samples.png", images, labels, probs, NAMES)
+    classes.draw_samples(tmp_path / "samples.png", images, labels, probs, NAMES)
     right, sure = probs.argmax(1) == labels, probs.max(1)
     surest_wrong = sorted(np.flatnonzero(~right), key=lambda row: -sure[row])[:16]
     least_sure_right = sorted(np.flatnonzero(right), key=lambda row: sure[row])[:16]
@@ -46,40 +46,40 @@ def test_the_sheet_shows_the_surest_errors_and_the_least_sure_successes(tmp_path
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_few_answers_make_a_small_sheet(tmp_path: Path, count: int) -> None:
     images, labels, probs = answers(count)
-    report.draw_samples(tmp_path / "samples.png", images, labels, probs, NAMES)
+    classes.draw_samples(tmp_path / "samples.png", images, labels, probs, NAMES)
     assert reds(tmp_path / "samples.png") == set(range(count))
 
 
 def test_images_may_be_of_any_size_and_shape(tmp_path: Path) -> None:
     images = [np.zeros(shape, np.uint8) for shape in ((3, 400, 3), (900, 40, 3), (1, 1, 3))]
-    report.draw_samples(tmp_path / "samples.png", images, [0, 1, 2], np.eye(3), NAMES)
+    classes.draw_samples(tmp_path / "samples.png", images, [0, 1, 2], np.eye(3), NAMES)
     assert Image.open(tmp_path / "samples.png").width > 500
 
 
 @pytest.mark.parametrize("count", [2, 10, 40, 100])
 def test_the_confusion_matrix_is_drawn_for_few_and_many_classes(tmp_path: Path, count: int) -> None:
     matrix = np.random.default_rng(0).integers(0, 5, (count, count)) + 50 * np.eye(count, dtype=int)
-    report.draw_confusion(tmp_path / "new folder" / "confusion.png", matrix, [f"class {i}" for i in range(count)])
+    classes.draw_confusion(tmp_path / "new folder" / "confusion.png", matrix, [f"class {i}" for i in range(count)])
     width, height = Image.open(tmp_path / "new folder" / "confusion.png").size
     assert 400 < height < 3000 and 400 < width < 3000
 
 
 def test_an_empty_row_of_the_matrix_is_no_division_by_zero(tmp_path: Path) -> None:
     with np.errstate(all="raise"):
-        report.draw_confusion(tmp_path / "confusion.png", np.zeros((3, 3), np.int64), NAMES)
+        classes.draw_confusion(tmp_path / "confusion.png", np.zeros((3, 3), np.int64), NAMES)
     assert (tmp_path / "confusion.png").stat().st_size > 0
 
 
 def test_the_worst_confusions_are_listed_first_and_only_errors() -> None:
     matrix = np.array([[90, 1, 0], [7, 80, 3], [0, 0, 99]])
-    lines = report._worst_pairs(matrix, NAMES, limit=2)
+    lines = classes._worst_pairs(matrix, NAMES, limit=2)
     assert [" ".join(line.split()) for line in lines] == ["dog → cat 7", "dog → ship 3"]
-    assert report._worst_pairs(np.diag([1, 2, 3]), NAMES, limit=5) == []
+    assert classes._worst_pairs(np.diag([1, 2, 3]), NAMES, limit=5) == []
 
 
 def test_names_that_no_font_can_write_are_spelt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_font_for", lambda characters: None)
-    names, fonts = report.legible(["고양이", "ねこ", "猫", "été"])
+    monkeypatch.setattr(classes, "_font_for", lambda characters: None)
+    names, fonts = classes.legible(["고양이", "ねこ", "猫", "été"])
     assert names == ["goyangi", "neko", "U+732B", "été"]
     assert fonts == ["DejaVu Sans"]
 
@@ -101,22 +101,22 @@ def test_an_installed_font_that_has_the_characters_is_used(tmp_path: Path, monke
     font.setupOS2()
     font.setupPost()
     font.save(tmp_path / "one.ttf")
-    report._font_for.cache_clear()
+    classes._font_for.cache_clear()
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
     font_manager.fontManager.addfont(tmp_path / "one.ttf")
 
-    assert report.legible(["고", "cat"]) == (["고", "cat"], ["DejaVu Sans", "One Syllable"])
+    assert classes.legible(["고", "cat"]) == (["고", "cat"], ["DejaVu Sans", "One Syllable"])
     images, _, _ = answers(3)
     probs = np.eye(3)
-    report.draw_samples(tmp_path / "samples.png", images, [0, 0, 0], probs, ["고", "dog", "ship"])
+    classes.draw_samples(tmp_path / "samples.png", images, [0, 0, 0], probs, ["고", "dog", "ship"])
     assert (tmp_path / "samples.png").exists()
-    report._font_for.cache_clear()
+    classes._font_for.cache_clear()
 
 
 def test_long_names_are_cut_to_their_width() -> None:
-    assert report._short("a name of many words", 8) == "a name …"
-    assert report._short("고양이고양이", 8) == "고양이…"
-    assert report._short("cat", 8) == "cat"
+    assert classes._short("a name of many words", 8) == "a name …"
+    assert classes._short("고양이고양이", 8) == "고양이…"
+    assert classes._short("cat", 8) == "cat"
 
 
 def test_drawing_leaves_pyplot_alone() -> None:
