@@ -1,6 +1,8 @@
 """`trainer=auto` made concrete on machines of other shapes than this one, and what is refused."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +138,15 @@ def test_a_containers_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_memory_in_use_is_measured() -> None:
-    before = machine.memory_bytes()
-    held = b"x" * (64 * 2**20)
-    assert 60 * 2**20 < machine.memory_bytes() - before < 80 * 2**20
-    del held
+    # In a process of its own: this one's other threads give memory back whenever they like.
+    script = """
+from vitocr import machine
+before = machine.memory_bytes()
+held = b"x" * (64 * 2**20)
+print((machine.memory_bytes() - before) / 2**20)
+"""
+    grown = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert 60 < float(grown) < 80
 
 
 def test_asking_to_keep_freed_memory_breaks_nothing_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

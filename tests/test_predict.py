@@ -316,7 +316,7 @@ def test_importing_vitocr_is_instant_and_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     seconds, torch_there, numpy_there = done.stdout.split()
-    assert float(seconds) < 0.1
+    assert float(seconds) < 0.3
     assert (torch_there, numpy_there) == ("False", "False")
 
 
