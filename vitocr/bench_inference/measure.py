@@ -103,7 +103,7 @@ def compare(
         try:
             figures["contenders"][entrant.name], texts[entrant.name] = judge(entrant, words)
         except Failed as failed:
-            if entrant.kind == "vitocr":
+            if entrant.ours:
                 raise
             figures["left_out"][entrant.name] = str(failed)
             print(f"{entrant.name} is left out: {failed}", file=sys.stderr, flush=True)
@@ -112,7 +112,7 @@ def compare(
         raise UserError("None of the contenders runs here; above is why.")
     rows = np.random.default_rng(0).permutation(evenly(len(words.labels), timed)).tolist()
     figures["timed_words"], figures["rounds"], figures["ratios"] = len(rows), rounds, {}
-    ours = [entrant.name for entrant in running if entrant.kind == "vitocr"]
+    ours = [entrant.name for entrant in running if entrant.ours]
     for count in threads:
         measured: dict[str, list[dict[str, Any]]] = {entrant.name: [] for entrant in running}
         for number in range(rounds):

@@ -27,6 +27,10 @@ class Entrant(NamedTuple):
     model: str  # "" for a peer, which brings its own
     python: str
 
+    @property
+    def ours(self) -> bool:
+        return self.kind.startswith("vitocr")
+
 
 class Words(NamedTuple):
     """The crops of all sets, one after the other, as a contender reads them from `file`."""

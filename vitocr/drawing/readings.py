@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from unicodedata import east_asian_width
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,6 +16,7 @@ from vitocr.text_metrics import normalise
 
 COLUMNS, ROWS = 6, 4  # of each band
 WIDE, HIGH = 2.0, 0.95  # inches of a word and what stands below it
+LETTERS = 21  # bold capitals of 9 points that fit below a word
 
 
 def draw_readings(
@@ -55,11 +57,17 @@ def draw_readings(
             axes.set_axis_off()
             colour = RIGHT if right[row] else WRONG
             said = f"{names[row] or '(nothing)'}  {100 * sure[row]:.0f} %"
-            figure.text(left / width, (bottom + 0.3) / height, said, color=colour, fontsize=9, fontweight="bold",
-                        va="center", fontfamily=font)  # fmt: skip
+            figure.text(left / width, (bottom + 0.3) / height, said, color=colour, fontsize=fitting(said, 9.0),
+                        fontweight="bold", va="center", fontfamily=font)  # fmt: skip
             if not right[row]:
                 label = f"is {names[len(texts) + row]}"
-                figure.text(left / width, (bottom + 0.13) / height, label, color=INK, fontsize=8.5, va="center",
-                            fontfamily=font)  # fmt: skip
+                figure.text(left / width, (bottom + 0.13) / height, label, color=INK, fontsize=fitting(label, 8.5),
+                            va="center", fontfamily=font)  # fmt: skip
         top -= band
     figure.savefig(path, format="png")
+
+
+def fitting(text: str, size: float) -> float:
+    """The font size, at most `size` points, at which a text stays below its own word."""
+    letters = sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
+    return size * min(1.0, LETTERS / max(letters, 1))

@@ -78,7 +78,8 @@ def answered(
 ) -> Iterator[tuple[Picture, Any, Any]]:
     while some := list(islice(pictures, BATCHES * batch_size)):
         images = [picture.image for picture in some]
-        both = [predictor(images, batch_size=batch_size, top_k=1) for predictor in (one, other)]
+        # What is read is compared, not what is sure enough to be said: a hair's breadth decides that at the threshold.
+        both = [predictor(images, batch_size=batch_size, top_k=1, threshold=0.0) for predictor in (one, other)]
         yield from zip(some, *both, strict=True)
 
 

@@ -9,10 +9,12 @@ How the graphs fit together is told in plain types (`Cut.reading`), which travel
     {"head": "classify"}
     {"head": "ctc", "rows", "blank", "shares": bool}
     {"head": "stepwise" or "permuted", "rows", "end", "max_length", "ctc": bool,
+     "many": whether a step takes several symbols at once,
      "image": [names of what `encode` gives and `step` takes],
      "state": [{"in", "out", "shape"}]}        it begins as zeros of (B, *shape)
 
     step: given (B, 1) int64, *image, *state -> logits (B, S + 1), weights (B, N), *state
+    step of "many": given (B, C) int64, *image, *state -> logits (B, C, S + 1), weights (B, C, N), *state
     step of "permuted": given (B, C), places (P,), written (B,) ... -> logits (B, P, S + 1), weights (B, P, N), *state
 """
 
@@ -87,6 +89,7 @@ def cut(model: Model) -> Cut:
             "end": head.end,
             "max_length": head.max_length,
             "ctc": head.ctc is not None,
+            "many": isinstance(head, Transformer),
             "image": list(image),
             "state": state,
         }
@@ -125,8 +128,7 @@ def step_of(head: DecoderHead, image: dict[str, Tensor], *, any_width: bool) -> 
     """The step of a head, and how its state begins."""
     tokens = {"tokens": 1 if isinstance(head, Lstm) else 2} if any_width else {}  # which axis of the image they are
     dynamic = {name: {0: "batch"} | {axis: axis_name for axis_name, axis in tokens.items()} for name in image}
-    given = torch.zeros(BATCH, 1, dtype=torch.int64)
-    inputs = {"given": given}
+    inputs = {"given": torch.zeros(BATCH, 1, dtype=torch.int64)}
     past: dict[str, Tensor] = {}
     state: list[dict[str, Any]]
     module: nn.Module
@@ -143,15 +145,12 @@ def step_of(head: DecoderHead, image: dict[str, Tensor], *, any_width: bool) -> 
             past[own] = torch.zeros(BATCH, heads, PAST, width)
             state.append({"in": own, "out": name.replace("image", "grown"), "shape": [heads, 0, width]})
             dynamic[own] = {0: "batch", 2: "past"}
-        dynamic["given"] = {0: "batch"}
+        inputs = {"given": torch.zeros(BATCH, GIVEN, dtype=torch.int64)}
+        dynamic["given"] = {0: "batch", 1: "given"}
         if isinstance(head, Permuted):
             module = PermutedStep(head)
-            inputs = {
-                "given": torch.zeros(BATCH, GIVEN, dtype=torch.int64),
-                "places": torch.arange(PLACES),
-                "written": torch.full((BATCH,), 2),
-            }
-            dynamic |= {"given": {0: "batch", 1: "given"}, "places": {0: "places"}, "written": {0: "batch"}}
+            inputs |= {"places": torch.arange(PLACES), "written": torch.full((BATCH,), 2)}
+            dynamic |= {"places": {0: "places"}, "written": {0: "batch"}}
         else:
             assert isinstance(head, Transformer)
             module = TransformerStep(head)
@@ -166,7 +165,7 @@ class TransformerStep(nn.Module):
 
     def forward(self, given: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         images, pasts = two_halves(rest)
-        logits, weights, grown = self.head.step(given[:, 0], images, pasts, images[0].keys.dtype)
+        logits, weights, grown = self.head.step(given, images, pasts, images[0].keys.dtype)
         return logits, weights, *(tensor for pair in grown for tensor in pair)
 
 

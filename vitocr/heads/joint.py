@@ -50,8 +50,9 @@ class DecoderHead(nn.Module):
     def reader(self, memory: Tensor) -> Reader:
         raise NotImplementedError
 
-    def read(self, memory: Tensor) -> Decoded:
-        """What the decoder alone reads."""
+    def read(self, memory: Tensor, *, guess: Decoded | None = None) -> Decoded:
+        """What the decoder alone reads. guess: what CTC reads, which saves time where a decoder looks at a whole text
+        at once (`heads.guess`) and changes nothing."""
         return read_stepwise(
             self.reader(memory),
             images=len(memory),
@@ -103,5 +104,5 @@ class DecoderHead(nn.Module):
         aligned = self.ctc.decode(tokens)
         if by == "ctc":
             return aligned
-        decoded = self.read(self.memory(tokens), **options)
+        decoded = self.read(self.memory(tokens), guess=aligned, **options)
         return choose(decoded, aligned, aligned.confidence > decoded.confidence)

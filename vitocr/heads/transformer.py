@@ -7,8 +7,9 @@ and values of the image and of the past kept, so that a step costs one character
 import torch
 from torch import Tensor, nn
 
+from vitocr.heads.guess import read_by_guess
 from vitocr.heads.joint import DecoderHead
-from vitocr.heads.text import TextTargets, look_loss, symbol_logits, symbol_loss, teacher_forcing
+from vitocr.heads.text import Decoded, TextTargets, look_loss, symbol_logits, symbol_loss, teacher_forcing
 from vitocr.models.decoder import DecoderBlock, KeysValues, causal_mask, packed_where, reset, sine_positions
 
 
@@ -87,17 +88,35 @@ class Transformer(DecoderHead):
         return images, [KeysValues(image.keys[:, :, :0], image.values[:, :, :0]) for image in images]
 
     def step(
-        self, previous: Tensor, images: list[KeysValues], pasts: list[KeysValues], dtype: torch.dtype
+        self, given: Tensor, images: list[KeysValues], pasts: list[KeysValues], dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, list[KeysValues]]:
-        """Logits (B, S + 1) of the symbol after `previous` (B,), where it looked (B, N), and the past with it."""
-        at = pasts[0].keys.shape[2]
-        x = (self.embed(previous[:, None]) + self.positions[:, at : at + 1]).to(dtype)  # (B, 1, D)
+        """Logits (B, C, S + 1) of what follows each of the symbols (B, C), where each looked (B, C, N), and the past
+        with them."""
+        at, C = pasts[0].keys.shape[2], given.shape[1]
+        x = (self.embed(given) + self.positions[:, at : at + C]).to(dtype)  # (B, C, D)
+        mask = None  # the last of them may look at all that was given
+        if C != 1:
+            places = torch.arange(at + C, device=given.device)
+            mask = places <= places[at:, None]  # (C, at + C)
         weights, grown = None, []
         for block, image, past in zip(self.layers(), images, pasts, strict=True):
             grown.append(past.grown(block.remember(x)))
-            x, weights = block(x, grown[-1], image, want_weights=block is self.blocks[-1])
+            x, weights = block(x, grown[-1], image, mask=mask, want_weights=block is self.blocks[-1])
         assert weights is not None
-        return self.logits(self.norm(x))[:, 0], weights[:, 0], grown
+        return self.logits(self.norm(x)), weights, grown
+
+    def read(self, memory: Tensor, *, guess: Decoded | None = None) -> Decoded:
+        if guess is None:
+            return super().read(memory)
+        known, nothing = self.begin(memory)
+
+        def look(given: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+            if len(images) == len(memory):
+                return self.step(given, known, nothing, memory.dtype)[:2]
+            some = [each.kept(images) for each in known]
+            return self.step(given, some, [each.kept(images) for each in nothing], memory.dtype)[:2]
+
+        return read_by_guess(look, guess, end=self.end, max_length=self.max_length, rows=self.grid[0])
 
     def reader(self, memory: Tensor) -> "Reading":
         return Reading(self, memory)
@@ -111,8 +130,8 @@ class Reading:
         self.images, self.pasts = head.begin(memory)
 
     def step(self, previous: Tensor) -> tuple[Tensor, Tensor]:
-        logits, weights, self.pasts = self.head.step(previous, self.images, self.pasts, self.dtype)
-        return logits, weights
+        logits, weights, self.pasts = self.head.step(previous[:, None], self.images, self.pasts, self.dtype)
+        return logits[:, 0], weights[:, 0]
 
     def keep(self, rows: Tensor, *, same_images: bool = False) -> None:
         if not same_images:

@@ -56,6 +56,8 @@ def decode(
     image = {name: encoded[name] for name in reading["image"]}
     if reading["head"] == "permuted":
         decoded = read_permuted(step, image, reading, mode=mode, refine=refine)
+    elif by == "surer" and reading.get("many"):  # exports of an older vitocr take one symbol at a time
+        decoded = read_by_guess(step, image, reading, aligned)
     else:
         decoded = read_stepwise(step, image, reading)
     return decoded if by == "decoder" else choose(decoded, aligned, aligned.confidence > decoded.confidence)
@@ -110,6 +112,42 @@ def read_stepwise(step: Run, image: Tensors, reading: Mapping[str, Any]) -> Deco
             state = {name: tensor[going] for name, tensor in state.items()}
             going = going[going]
     assert weights is not None
+    return until_the_end(ids, probs, weights, end=end, rows=reading["rows"])
+
+
+def read_by_guess(step: Run, image: Tensors, reading: Mapping[str, Any], guess: Decoded) -> Decoded:
+    """What `read_stepwise` reads, in a pass or two over whole texts: `heads.guess` tells how."""
+    end, max_length = reading["end"], reading["max_length"]
+    B = len(guess.ids)
+    ids = np.full((B, max_length + 1), end, dtype=np.int64)
+    probs = np.ones((B, max_length + 1), dtype=np.float32)
+    weights = None
+    rows = np.arange(B)  # the images whose text may still change
+    text = np.where(guess.ids >= 0, guess.ids, end)[:, :max_length]
+    for _ in range(max_length + 1):
+        P = min(text.shape[1] + 2, max_length + 1)  # a place to end at, and one to grow by
+        given = np.full((len(rows), P), end, dtype=np.int64)
+        given[:, 1 : 1 + text.shape[1]] = text
+        found = step({"given": given, **image, **beginning(reading, len(rows))})
+        chances = softmax(found["logits"])  # (R, P, S + 1)
+        said, prob = chances.argmax(axis=2), chances.max(axis=2)
+        if max_length < P:  # no room for another character
+            said[:, max_length], prob[:, max_length] = end, chances[:, max_length, end]
+        said[(said == end).cumsum(axis=1) > 0] = end
+        if weights is None:
+            weights = np.zeros((B, max_length + 1, found["weights"].shape[2]), dtype=np.float32)
+        ids[rows, :P], probs[rows, :P], weights[rows, :P] = said, prob, found["weights"]
+        ids[rows, P:] = end
+        expected = np.full_like(given, end)
+        expected[:, :-1] = given[:, 1:]
+        changed = (said != expected).any(axis=1)
+        if not changed.any():
+            break
+        rows, text = rows[changed], said[changed]
+        text = text[:, : min(max_length, (text != end).sum(axis=1).max())]
+        image = {name: tensor[changed] for name, tensor in image.items()}
+    assert weights is not None
+    ids[:, max_length] = end  # should rounding have kept a text from settling, it is cut here
     return until_the_end(ids, probs, weights, end=end, rows=reading["rows"])
 
 

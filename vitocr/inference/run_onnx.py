@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitocr.constraints.search import Asked, Encoded, asked, plainly, search
 from vitocr.cores import usable_cores
 from vitocr.description import check
 from vitocr.errors import UserError, did_you_mean
@@ -30,6 +29,8 @@ from vitocr.inference.numpy_decode import Decoded, Reading, Run, Tensors, decode
 
 if TYPE_CHECKING:
     import onnxruntime
+
+    from vitocr.constraints.search import Asked, Encoded
 
 
 class Graphs:
@@ -44,22 +45,30 @@ class Graphs:
         With any of `constraint`, `beam` and `n_best` these are followed by the texts that were found, best first
         (`constraints.search`). Other options are those of the head's own `decode`.
         """
-        wish, options = asked(**options)
         if self.reading["head"] == "classify":
-            if wish is not None or options:
+            if any(value is not None for value in options.values()):
                 raise UserError("This model tells classes apart: how to read text is nothing to ask of it.")
             return self.encode({"images": pixels})["logits"]
+        if not options:
+            return zip(*self.decode(pixels), strict=True)
+        from vitocr.constraints.search import asked, plainly  # takes as long to import as a dozen words to read
+
+        wish, options = asked(**options)
         if wish is not None and not wish.is_plain:
             return self.search(pixels, wish, **options)
         rows = zip(*self.decode(pixels, **options), strict=True)
         return plainly(rows) if wish is not None else rows
 
     def search(self, pixels: NDArray[np.float32], wish: Asked, *, by: str | None = None) -> Iterable[Any]:
+        from vitocr.constraints.search import search
+
         by = by or self.reading.get("by")
         for first in range(0, len(pixels), wish.images):
             yield from search(self.encoded(pixels[first : first + wish.images]), wish, by=by)
 
     def encoded(self, pixels: NDArray[np.float32]) -> Encoded:
+        from vitocr.constraints.search import Encoded
+
         made, reading, step = self.encode({"images": pixels}), self.reading, self.step
         image = {name: made[name] for name in reading.get("image", ())}
         return Encoded(
