@@ -236,10 +236,13 @@ class Predictor:
             rows = (
                 row
                 for start in range(0, len(pixels), batch_size)
-                for row in self.runner.answers(np.stack(pixels[start : start + batch_size]), **(asked or {}))
+                for row in self.runner.answers(self._normalised(pixels[start : start + batch_size]), **(asked or {}))
             )
             for one in batch:
                 yield one, list(islice(rows, len(one.views)))
+
+    def _normalised(self, pixels: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
+        return self.preprocess.normalised(np.stack(pixels))
 
     def _labels(self, inputs: Iterable[Picture], *, batch_size: int, top_k: int) -> Iterator[Label | Failure]:
         for answer in self.stream_logits(inputs, batch_size=batch_size):

@@ -42,10 +42,16 @@ class Preprocess:
 
     def __call__(self, image: NDArray[np.uint8] | Image.Image) -> NDArray[np.float32]:
         """(H, W, 3) uint8 or PIL -> (3, h, w) float32, normalised."""
+        return self.normalised(self.fit(image)[None])[0]
+
+    def normalised(self, fitted: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """(B, h, w, 3) uint8 to (B, 3, h, w) float32: a whole batch in two passes over its numbers."""
         scale = np.array([1 / (255 * s) for s in self.std], dtype=np.float32)
         bias = np.array([-m / s for m, s in zip(self.mean, self.std, strict=True)], dtype=np.float32)
-        normalised = self.fit(image) * scale + bias  # (h, w, 3)
-        return np.ascontiguousarray(normalised.transpose(2, 0, 1), dtype=np.float32)
+        planes = fitted.transpose(0, 3, 1, 2)
+        normalised = np.multiply(planes, scale[:, None, None], out=np.empty(planes.shape, dtype=np.float32))
+        normalised += bias[:, None, None]
+        return normalised
 
     def fit(self, image: NDArray[np.uint8] | Image.Image) -> NDArray[np.uint8]:
         """(H, W, 3) uint8 or PIL -> (h, w, 3) uint8: the geometry alone."""

@@ -46,7 +46,8 @@ def pixels_of(item: Any) -> NDArray[np.uint8]:
         item = item[:, :, 0]
     if not (item.ndim == 2 or (item.ndim == 3 and item.shape[2] in (3, 4))) or 0 in item.shape:
         raise UserError(f"An image array is (H, W), (H, W, 3) or (H, W, 4), not {item.shape}.")
-    return to_rgb(Image.fromarray(as_uint8(item)))
+    pixels = as_uint8(item)
+    return pixels if pixels.shape[2:] == (3,) else to_rgb(Image.fromarray(pixels))
 
 
 def as_uint8(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -34,7 +34,7 @@ from vitocr.heads.joint import DecoderHead
 from vitocr.heads.lstm import Lstm, State
 from vitocr.heads.permuted import Permuted
 from vitocr.heads.transformer import Transformer
-from vitocr.models import decoder
+from vitocr.models import attention, decoder
 from vitocr.models.decoder import KeysValues
 from vitocr.models.model import Model
 from vitocr.models.vit import ViT
@@ -221,7 +221,7 @@ def plain_attention() -> Iterator[None]:
     Of the fused kernel the exporter makes a dozen nodes that juggle shapes, and of the products of (B * H, N, d) that
     are the fastest to train it makes as many.
     """
-    fused, of_images = F.scaled_dot_product_attention, decoder.attend_plain
+    fused, of_images, quick = F.scaled_dot_product_attention, decoder.attend_plain, attention.is_quick_in_steps
 
     def attend(
         query: Tensor,
@@ -241,11 +241,13 @@ def plain_attention() -> Iterator[None]:
 
     F.scaled_dot_product_attention = attend  # type: ignore[assignment]
     decoder.attend_plain = attend_in_steps
+    attention.is_quick_in_steps = lambda *_: False  # all goes through the fused kernel, which is none any more
     try:
         yield
     finally:
         F.scaled_dot_product_attention = fused
         decoder.attend_plain = of_images
+        attention.is_quick_in_steps = quick
 
 
 def attend_in_steps(q_BHNd: Tensor, past: KeysValues, mask: Tensor | None) -> tuple[Tensor, Tensor]:

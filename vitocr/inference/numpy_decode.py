@@ -22,6 +22,7 @@ Tensors = Mapping[str, NDArray[Any]]
 Run = Callable[[Tensors], Tensors]  # a graph: named inputs to named outputs
 
 WAYS = ("decoder", "ctc", "surer")
+TOGETHER = 16  # texts of about one length that are looked at at once
 CROWDED = 0.75  # words that have ended stay in the batch until they are a quarter of it: leaving costs a copy
 
 
@@ -122,33 +123,40 @@ def read_by_guess(step: Run, image: Tensors, reading: Mapping[str, Any], guess: 
     ids = np.full((B, max_length + 1), end, dtype=np.int64)
     probs = np.ones((B, max_length + 1), dtype=np.float32)
     weights = None
-    rows = np.arange(B)  # the images whose text may still change
-    text = np.where(guess.ids >= 0, guess.ids, end)[:, :max_length]
-    for _ in range(max_length + 1):
-        P = min(text.shape[1] + 2, max_length + 1)  # a place to end at, and one to grow by
-        given = np.full((len(rows), P), end, dtype=np.int64)
-        given[:, 1 : 1 + text.shape[1]] = text
-        found = step({"given": given, **image, **beginning(reading, len(rows))})
-        chances = softmax(found["logits"])  # (R, P, S + 1)
-        said, prob = chances.argmax(axis=2), chances.max(axis=2)
-        if max_length < P:  # no room for another character
-            said[:, max_length], prob[:, max_length] = end, chances[:, max_length, end]
-        said[(said == end).cumsum(axis=1) > 0] = end
-        if weights is None:
-            weights = np.zeros((B, max_length + 1, found["weights"].shape[2]), dtype=np.float32)
-        ids[rows, :P], probs[rows, :P], weights[rows, :P] = said, prob, found["weights"]
-        ids[rows, P:] = end
-        expected = np.full_like(given, end)
-        expected[:, :-1] = given[:, 1:]
-        changed = (said != expected).any(axis=1)
-        if not changed.any():
-            break
-        rows, text = rows[changed], said[changed]
-        text = text[:, : min(max_length, (text != end).sum(axis=1).max())]
-        image = {name: tensor[changed] for name, tensor in image.items()}
+    guessed = np.where(guess.ids >= 0, guess.ids, end)[:, :max_length]
+    order = np.argsort(guess.lengths, kind="stable") if B > TOGETHER else np.arange(B)
+    for first in range(0, B, TOGETHER):
+        rows = order[first : first + TOGETHER]  # the images whose text may still change
+        text = without_tail(guessed[rows], end)
+        for _ in range(max_length + 1):
+            P = min(text.shape[1] + 2, max_length + 1)  # a place to end at, and one to grow by
+            given = np.full((len(rows), P), end, dtype=np.int64)
+            given[:, 1 : 1 + text.shape[1]] = text
+            some = image if len(rows) == B else {name: tensor[rows] for name, tensor in image.items()}
+            found = step({"given": given, **some, **beginning(reading, len(rows))})
+            chances = softmax(found["logits"])  # (R, P, S + 1)
+            said, prob = chances.argmax(axis=2), chances.max(axis=2)
+            if max_length < P:  # no room for another character
+                said[:, max_length], prob[:, max_length] = end, chances[:, max_length, end]
+            said[(said == end).cumsum(axis=1) > 0] = end
+            if weights is None:
+                weights = np.zeros((B, max_length + 1, found["weights"].shape[2]), dtype=np.float32)
+            ids[rows, :P], probs[rows, :P], weights[rows, :P] = said, prob, found["weights"]
+            ids[rows, P:] = end
+            expected = np.full_like(given, end)
+            expected[:, :-1] = given[:, 1:]
+            changed = (said != expected).any(axis=1)
+            if not changed.any():
+                break
+            rows, text = rows[changed], without_tail(said[changed][:, :max_length], end)
     assert weights is not None
     ids[:, max_length] = end  # should rounding have kept a text from settling, it is cut here
     return until_the_end(ids, probs, weights, end=end, rows=reading["rows"])
+
+
+def without_tail(text: Ids, end: int) -> Ids:
+    """(R, L) as wide as its longest text."""
+    return text[:, : (text != end).sum(axis=1).max()]
 
 
 def run_step(

@@ -23,7 +23,7 @@ from vitocr.results import Character, Reading
 
 
 class View(NamedTuple):
-    pixels: NDArray[np.float32]  # (3, h, w), as the model takes them
+    pixels: NDArray[np.uint8]  # (h, w, 3), of the size that the model takes; not yet normalised
     size: tuple[int, int]  # height and width of what it shows of the picture, in pixels of the picture
     turn: int = 0  # degrees clockwise by which the picture was turned before
 
@@ -36,7 +36,7 @@ def views_of(
     for degrees in turns:
         upright = turned(image, degrees)
         parts = cut(upright, aspect(preprocess)) if windows else [upright]
-        views += [View(preprocess(part), (part.shape[0], part.shape[1]), degrees) for part in parts]
+        views += [View(preprocess.fit(part), (part.shape[0], part.shape[1]), degrees) for part in parts]
     return views
 
 
