@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vitocr import machine
-from vitocr.cores import usable_cores
+from vitocr.cores import multiplies_int8, usable_cores
 from vitocr.errors import UserError
 from vitocr.machine import make_plan
 
@@ -155,3 +155,12 @@ def test_asking_to_keep_freed_memory_breaks_nothing_where_it_cannot_be(monkeypat
 
     monkeypatch.setattr(machine.ctypes, "CDLL", no_such_library)
     machine.keep_freed_memory()
+
+
+def test_whether_int8_is_multiplied_natively_is_read_from_the_flags_of_the_cpu(tmp_path: Path) -> None:
+    told = {"flags\t\t: fpu sse avx2 avx512f avx512_vnni amx_tile": True, "flags\t: fpu avx2 avx512f": False, "": False}
+    for number, (flags, expected) in enumerate(told.items()):
+        file = tmp_path / f"cpuinfo{number}"
+        file.write_text(f"processor\t: 0\nmodel name\t: avx512_vnni in a name is no flag\n{flags}\n")
+        assert multiplies_int8(file) is expected
+    assert multiplies_int8(tmp_path / "none") is False

@@ -1,4 +1,4 @@
-"""How many cores there are for us. Without torch: it is asked where nothing but onnxruntime is installed, too."""
+"""How many cores there are for us, and what they can do. No torch: where there is only onnxruntime, it is asked, too."""
 
 import os
 from pathlib import Path
@@ -13,3 +13,12 @@ def usable_cores() -> int:
         if quota.isdigit() and period.strip().isdigit():
             cores = min(cores, max(1, int(quota) // int(period)))
     return cores
+
+
+def multiplies_int8(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the CPU sums products of 8-bit numbers in 32 bits at once (VNNI). False where nobody can tell."""
+    if not cpuinfo.is_file():
+        return False
+    with cpuinfo.open() as lines:
+        flags = next((line for line in lines if line.startswith("flags")), "").split()
+    return not {"avx512_vnni", "avx_vnni", "amx_int8"}.isdisjoint(flags)

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from vitocr.heads.text import Decoded, until_the_end
 
-TOGETHER = 16  # texts of about one length that are looked at at once: among many, most places would be padding
-
 
 class Look(Protocol):
     def __call__(self, given: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,33 +30,27 @@ def read_by_guess(look: Look, guess: Decoded, *, end: int, max_length: int, rows
     ids = torch.full((B, max_length + 1), end, device=device)
     probs = torch.ones(B, max_length + 1, device=device)
     weights: Tensor | None = None
-    guessed = guess.ids.where(guess.ids >= 0, end)[:, :max_length]  # (B, L)
-    order = guess.lengths.argsort(stable=True) if B > TOGETHER else torch.arange(B, device=device)
-    for group in order.split(TOGETHER):
-        reading, text = group, without_tail(guessed[group], end)  # (R,) images whose text may still change, (R, L)
-        for _ in range(max_length + 1):
-            L = text.shape[1]
-            P = min(L + 2, max_length + 1)  # a place to end at, and one to grow by
-            given = F.pad(text, (1, P - 1 - L), value=end)  # (R, P)
-            logits, looked = look(given, reading)
-            chances = logits.float().softmax(dim=-1)
-            prob, said = chances.max(dim=-1)  # (R, P)
-            if max_length < P:  # no room for another character
-                prob[:, max_length], said[:, max_length] = chances[:, max_length, end], end
-            said = said.where((said == end).cumsum(dim=1) == 0, end)
-            if weights is None:
-                weights = looked.new_zeros(B, max_length + 1, looked.shape[2], dtype=torch.float32)
-            ids[reading, :P], probs[reading, :P], weights[reading, :P] = said, prob, looked.float()
-            ids[reading, P:] = end
-            changed = (said != F.pad(given[:, 1:], (0, 1), value=end)).any(dim=1).nonzero()[:, 0]
-            if len(changed) == 0:
-                break
-            reading, text = reading[changed], without_tail(said[changed][:, :max_length], end)
+    reading = torch.arange(B, device=device)  # the images whose text may still change
+    text = guess.ids.where(guess.ids >= 0, end)[:, :max_length]  # (R, L)
+    for _ in range(max_length + 1):
+        L = text.shape[1]
+        P = min(L + 2, max_length + 1)  # a place to end at, and one to grow by
+        given = F.pad(text, (1, P - 1 - L), value=end)  # (R, P)
+        logits, looked = look(given, reading)
+        chances = logits.float().softmax(dim=-1)
+        prob, said = chances.max(dim=-1)  # (R, P)
+        if max_length < P:  # no room for another character
+            prob[:, max_length], said[:, max_length] = chances[:, max_length, end], end
+        said = said.where((said == end).cumsum(dim=1) == 0, end)
+        if weights is None:
+            weights = looked.new_zeros(B, max_length + 1, looked.shape[2], dtype=torch.float32)
+        ids[reading, :P], probs[reading, :P], weights[reading, :P] = said, prob, looked.float()
+        ids[reading, P:] = end
+        changed = (said != F.pad(given[:, 1:], (0, 1), value=end)).any(dim=1).nonzero()[:, 0]
+        if len(changed) == 0:
+            break
+        reading, text = reading[changed], said[changed]
+        text = text[:, : min(max_length, int((text != end).sum(dim=1).max()))]
     assert weights is not None
     ids[:, max_length] = end  # should rounding have kept a text from settling, it is cut here
     return until_the_end(ids, probs, weights, end=end, rows=rows)
-
-
-def without_tail(text: Tensor, end: int) -> Tensor:
-    """(R, L) as wide as its longest text."""
-    return text[:, : int((text != end).sum(dim=1).max())]

@@ -22,7 +22,7 @@ Tensors = Mapping[str, NDArray[Any]]
 Run = Callable[[Tensors], Tensors]  # a graph: named inputs to named outputs
 
 WAYS = ("decoder", "ctc", "surer")
-TOGETHER = 16  # texts of about one length that are looked at at once
+TOGETHER = 16  # texts of about one length that are looked at at once: on one core, the padding of more would show
 CROWDED = 0.75  # words that have ended stay in the batch until they are a quarter of it: leaving costs a copy
 
 

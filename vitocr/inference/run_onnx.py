@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitocr.cores import usable_cores
+from vitocr.cores import multiplies_int8, usable_cores
 from vitocr.description import check
 from vitocr.errors import UserError, did_you_mean
 from vitocr.inference.numpy_decode import Decoded, Reading, Run, Tensors, decode
@@ -126,8 +126,10 @@ def open_session(model: Path | bytes) -> onnxruntime.InferenceSession:
     options.log_severity_level = 3  # errors: what it warns of is how it rewrites the graph
     # A decoder's two sessions take turns. Threads that wait busily for the one would slow down the other.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # Where a CPU without VNNI would overflow on INT8, a slower way that does not.
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    if not multiplies_int8():
+        # Sums of products would overflow; this way they do not. onnxruntime takes it, at nearly twice the time, even
+        # where it is not needed.
+        options.add_session_config_entry("session.x64quantprecision", "1")
     source = str(model) if isinstance(model, Path) else model
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
