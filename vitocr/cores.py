@@ -1,4 +1,4 @@
-"""How many cores there are for us, and what they can do. No torch: where there is only onnxruntime, it is asked, too."""
+"""How many cores there are for us, and what they can do. No torch here: onnxruntime alone may be all there is."""
 
 import os
 from pathlib import Path
