@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitocr.data.text_augment import SEEN, Draw, augment, draw, warped
+from vitocr.data.text_augment import COLOURS, SEEN, augment, disguised, draw, warped
 
 
 def crops(count: int) -> Tensor:
@@ -59,7 +59,7 @@ def test_shares_are_kept_and_two_ranks_draw_what_one_process_draws() -> None:
     drawn = draw(2000, np.random.default_rng(0), ops=0.3, warp=0.5)
     assert 0.25 < (drawn.operation >= 0).mean() < 0.35 and 0.45 < drawn.warped.mean() < 0.55
     images = crops(8) + torch.arange(8.0).view(8, 1, 1, 1)
-    part = Draw(*(value[:8] for value in drawn))
+    part = drawn.of(slice(0, 8))
     movable = torch.ones(8, dtype=torch.bool)
     whole = augment(images, part, movable=movable)
     halves = [augment(images[rows], part.of(rows), movable=movable[rows]) for rows in (slice(0, 4), slice(4, 8))]
@@ -71,3 +71,33 @@ def test_the_batch_handed_in_stays_as_it_was() -> None:
     before = images.clone()
     augment(images, draw(16, np.random.default_rng(1), ops=1.0, warp=1.0), movable=torch.ones(16, dtype=torch.bool))
     assert torch.equal(images, before)
+
+
+def test_a_photographed_word_is_disguised_and_stays_where_it_is() -> None:
+    images = crops(4)
+    images[:, 0] += 10  # redder than green
+    kinds = np.array([[0, 0, 0], [COLOURS.index((1, 0, 2)), 0, 0], [0, 1, 0], [0, 0, 3]])
+    same, exchanged, negative, coarse = disguised(images, kinds)
+    assert torch.equal(same, images[0])
+    assert torch.equal(exchanged, images[0][[1, 0, 2]])
+    assert torch.equal(negative, 255 - images[0])
+    assert torch.allclose(coarse.mean(), same.mean(), atol=1) and (coarse - same).abs().max() > 20
+    assert np.allclose(middle(coarse), middle(same), atol=0.5)
+
+
+def test_only_photographs_are_disguised_and_as_many_as_asked_for() -> None:
+    drawn = draw(2000, np.random.default_rng(0), ops=0.0, warp=0.0, disguise=0.5)
+    assert 0.45 < drawn.disguised.mean() < 0.55
+    images, photographs = crops(256), torch.arange(256) % 2 == 0
+    images[:, 0] += 10
+    part = drawn.of(slice(0, 256))
+    changed = (augment(images, part, movable=photographs, photographs=photographs) != images).flatten(1).any(dim=1)
+    assert not changed[~photographs].any()
+    unchanged_by_chance = 1 / (6 * 2 * 4)
+    assert abs(changed.float().mean() - 0.25 * (1 - unchanged_by_chance)) < 0.08
+    assert torch.equal(augment(images, part, movable=photographs), images), "unless somebody says which they are"
+
+
+def test_what_else_is_drawn_does_not_depend_on_disguises() -> None:
+    plain, more = (draw(50, np.random.default_rng(3), ops=0.3, warp=0.5, disguise=share) for share in (0.0, 1.0))
+    assert all(np.array_equal(a, b) for a, b in zip(plain[:4], more[:4], strict=True))

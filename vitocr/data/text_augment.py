@@ -2,6 +2,8 @@
 
 What the renderer does to a word it does once, and a photographed word is one of few: colours, angle, slant
 and size are varied again here, on the whole batch. Moderately: a word must stay inside its crop.
+Photographed words, which come round a hundred times in a long training and are then known by heart, may be
+disguised besides: in other colours, as their own negative, and seen with fewer pixels they are other pictures.
 The random numbers are drawn for the global batch, so that ranks and resumed runs see the same thing.
 
 Shapes: B images, 3 colours, H x W pixels, float 0 to 255.
@@ -9,6 +11,7 @@ Shapes: B images, 3 colours, H x W pixels, float 0 to 255.
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +28,8 @@ SEEN = (1.06, 1.08)  # of the height, of the width: a little more than the crop,
 SIZE = 0.12  # ... give or take this, each on its own
 SHIFT = (0.06, 0.02)  # of the height, of the width
 TAPER = 0.08  # one end of the word larger than the other, as seen from the side
+COLOURS = tuple(permutations(range(3)))  # which channel becomes red, green, blue
+PIXELS = (1.0, 0.75, 0.5, 0.375)  # of the height and of the width
 
 
 class Draw(NamedTuple):
@@ -34,26 +39,58 @@ class Draw(NamedTuple):
     strength: NDArray[np.float64]  # (B,)
     warped: NDArray[np.bool_]  # (B,)
     warp: NDArray[np.float64]  # (B, 7) from -1 to 1: turn, slant, height, width, down, across, taper
+    disguised: NDArray[np.bool_]  # (B,)
+    disguise: NDArray[np.int64]  # (B, 3): which of COLOURS, negative or not, which of PIXELS
 
     def of(self, rows: slice) -> Draw:
-        return Draw(self.operation[rows], self.strength[rows], self.warped[rows], self.warp[rows])
+        return Draw._make(drawn[rows] for drawn in self)
 
 
-def draw(total: int, rng: np.random.Generator, *, ops: float, warp: float) -> Draw:
-    """ops, warp: shares of the images that undergo one operation of colour, or are warped."""
+def draw(total: int, rng: np.random.Generator, *, ops: float, warp: float, disguise: float = 0.0) -> Draw:
+    """ops, warp: shares of the images that undergo one operation of colour, or are warped. disguise: of those that are
+    photographs the share that is disguised."""
     operation = rng.integers(len(GEOMETRIC), len(GEOMETRIC) + len(COLOUR), total)
     operation[rng.random(total) >= ops] = -1
-    return Draw(operation, rng.uniform(-1, 1, total), rng.random(total) < warp, rng.uniform(-1, 1, (total, 7)))
+    strength, warps = rng.uniform(-1, 1, total), rng.random(total) < warp
+    warping = rng.uniform(-1, 1, (total, 7))
+    return Draw(
+        operation,
+        strength,
+        warps,
+        warping,
+        rng.random(total) < disguise,
+        rng.integers((len(COLOURS), 2, len(PIXELS)), size=(total, 3)),
+    )
 
 
-def augment(images: Tensor, drawn: Draw, *, movable: Tensor) -> Tensor:
-    """movable (B,): whether an image may be warped, or its characters must stay where they are said to be."""
+def augment(images: Tensor, drawn: Draw, *, movable: Tensor, photographs: Tensor | None = None) -> Tensor:
+    """movable (B,): whether an image may be warped, or its characters must stay where they are said to be.
+    photographs (B,): whether it may be disguised; by default none is."""
+    if photographs is not None and (hidden := drawn.disguised & photographs.cpu().numpy()).any():
+        images = images.clone()
+        rows = torch.from_numpy(np.flatnonzero(hidden)).to(images.device)
+        images[rows] = disguised(images[rows], drawn.disguise[hidden])
     rows = torch.from_numpy(np.flatnonzero(drawn.warped & movable.cpu().numpy())).to(images.device)
     if len(rows):
         images = images.clone()
         images[rows] = warped(images[rows], torch.from_numpy(drawn.warp).float()[rows.cpu()].to(images.device))
     if (drawn.operation >= 0).any():
         images = one_operation_each(images, drawn.operation, drawn.strength)
+    return images
+
+
+def disguised(images: Tensor, disguise: NDArray[np.int64]) -> Tensor:
+    """The same words in other pictures: channels exchanged, light and dark exchanged, fewer pixels."""
+    H, W = images.shape[2:]
+    colours, negative, pixels = torch.from_numpy(disguise).to(images.device).unbind(dim=1)
+    channels = torch.tensor(COLOURS, device=images.device)[colours]  # (B, 3)
+    images = images.gather(1, channels[:, :, None, None].expand_as(images))
+    images = torch.where(negative.bool()[:, None, None, None], 255 - images, images)
+    for number, share in enumerate(PIXELS):
+        rows = (pixels == number).nonzero()[:, 0]
+        if share < 1 and len(rows):
+            small = F.interpolate(images[rows], (round(share * H), round(share * W)), mode="bilinear", antialias=True)
+            images[rows] = F.interpolate(small, (H, W), mode="bilinear")
     return images
 
 

@@ -107,10 +107,12 @@ class TextKit:
         images = batch.images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         how, size = self.config["augment"], len(images)
         rng = np.random.default_rng((self.config["seed"], batch.position))
-        drawn = draw(size * world, rng, ops=float(how["ops"]), warp=float(how["warp"]))
+        shares = {name: float(how[name]) for name in ("ops", "warp", "disguise")}
+        drawn = draw(size * world, rng, **shares).of(slice(rank * size, (rank + 1) * size))
+        photographs = batch.spans[:, 0, 0].isnan()  # nobody knows where their characters stand
         # Characters stay where their spans say they are, as long as the spans are told.
-        movable = batch.spans[:, 0, 0].isnan() | (self.align_weight(when_and_who["progress"]) == 0)
-        images = augment(images, drawn.of(slice(rank * size, (rank + 1) * size)), movable=movable)
+        movable = photographs | (self.align_weight(when_and_who["progress"]) == 0)
+        images = augment(images, drawn, movable=movable, photographs=photographs)
         scale, bias = scale_and_bias(self.preprocess.mean, self.preprocess.std, images.device)
         images = images.mul_(scale).add_(bias).to(dtype)
         return images, TextTargets(batch.ids, batch.lengths, batch.spans)
