@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ class ClassTargets(NamedTuple):
     ids: Tensor  # (B,) int64
     mixed: Tensor | None = None  # (B,) int64
     share: Tensor | float = 1.0  # (B,)
+    taught: Tensor | None = None  # (B, classes) probabilities that a teacher gives
 
 
 class Classify(nn.Module):
@@ -34,12 +36,21 @@ class Classify(nn.Module):
         pooled = tokens[:, 0] if self.pool == "cls" else tokens[:, self.prefix :].mean(dim=1)  # (B, D)
         return self.logits(pooled)  # (B, classes)
 
-    def loss(self, tokens: Tensor, targets: ClassTargets, *, label_smoothing: float = 0.0) -> dict[str, Tensor]:
-        """Cross-entropy, and the accuracy on images that show one thing only."""
+    def loss(
+        self, tokens: Tensor, targets: ClassTargets, *, label_smoothing: float = 0.0, teacher_weight: float = 0.0
+    ) -> dict[str, Tensor]:
+        """Cross-entropy, and the accuracy on images that show one thing only. teacher_weight: of the cross-entropy with
+        what a teacher says, the labels having the rest."""
         logits = self(tokens).float()
         loss = F.cross_entropy(logits, targets.ids, label_smoothing=label_smoothing, reduction="none")
+        told = {}
         if targets.mixed is not None:
             other = F.cross_entropy(logits, targets.mixed, label_smoothing=label_smoothing, reduction="none")
-            return {"loss": (targets.share * loss + (1 - targets.share) * other).mean()}
-        right = logits.detach().argmax(dim=1) == targets.ids
-        return {"loss": loss.mean(), "accuracy": right.float().mean()}
+            loss = targets.share * loss + (1 - targets.share) * other
+        else:
+            told["accuracy"] = (logits.detach().argmax(dim=1) == targets.ids).float().mean()
+        told["loss"] = loss.mean()
+        if targets.taught is not None:
+            told["teacher"] = F.cross_entropy(logits, targets.taught)
+            told["loss"] = torch.lerp(told["loss"], told["teacher"], teacher_weight)
+        return told

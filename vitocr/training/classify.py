@@ -32,6 +32,7 @@ from vitocr.output import progress
 from vitocr.predict import Predictor
 from vitocr.preprocess import Preprocess
 from vitocr.training.feed import batching
+from vitocr.training.teacher import teacher_of
 
 Say = Callable[[str], object]
 SAMPLES = 5000  # images that the sheet of predictions is chosen from
@@ -51,6 +52,9 @@ class ClassifyKit:
         self.codec = Classes(self.splits.classes)
         self.head_arguments = {"classes": len(self.codec)}
         self.batch_augment, self.image_augment = build_augments(config, self.preprocess)
+        self.teacher = teacher_of(config, codec=self.codec, preprocess=self.preprocess)
+        if self.teacher is not None:
+            say(f"taught by {self.teacher.name}")
         self.sizes = {
             name: len(rows) for name in ("train", "val", "test") if (rows := getattr(self.splits, name)) is not None
         }
@@ -78,10 +82,11 @@ class ClassifyKit:
         done = self.batch_augment(
             batch, mean=self.preprocess.mean, std=self.preprocess.std, dtype=dtype, **when_and_who
         )
-        return done.images, ClassTargets(done.targets, done.mixed, done.lam)
+        taught = None if self.teacher is None else self.teacher(done.images)
+        return done.images, ClassTargets(done.targets, done.mixed, done.lam, taught)
 
     def loss_options(self, progress: float) -> dict[str, Any]:
-        return {"label_smoothing": self.config["label_smoothing"]}
+        return {name: self.config[name] for name in ("label_smoothing", "teacher_weight")}
 
     def judge(self, model: Model, batch: Batch, *, dtype: torch.dtype) -> Tensor:
         """Sums over the images of a batch of what `counts` names, and how many images these are."""

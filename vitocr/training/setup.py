@@ -40,6 +40,8 @@ def open_kit(config: dict[str, Any], *, plan: machine.Plan, say: Say) -> Kit:
         from vitocr.training.classify import ClassifyKit
 
         return ClassifyKit(config, workers=plan.workers, say=say)
+    if config["teacher"] is not None:
+        raise UserError(f"teacher={config['teacher']}: there are teachers of classes only, and this task has none")
     if config["kind"] == "text":
         from vitocr.training.text import TextKit
 
