@@ -9,6 +9,12 @@ import pytest
 from PIL import Image, ImageDraw
 
 SHAPES = ("circle", "square", "triangle")
+LONGEST = ("test_training", "test_ideas", "test_text_training", "test_wheel", "test_shipped", "test_pretrain")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: begun last, one of them would keep a single worker busy while the other has nothing."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """Crops with nothing to read: always the same ones, quickly drawn, and heads that learn to say nothing of them."""
 
 import pickle
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from heads_kit import HEADS, LONGEST, head_of, random_texts, targets_of, texts_of, tokens_showing, train
 from PIL import Image
+from runs_kit import run
 
 import vitocr
 from vitocr.cli import main as vitocr_command
@@ -23,7 +22,6 @@ from vitocr.data.text_sources import Mixture
 from vitocr.errors import UserError
 from vitocr.preprocess import Preprocess
 
-ROOT = Path(__file__).parents[1]
 PREPROCESS = Preprocess(size=(32, 128), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
@@ -147,10 +145,7 @@ def test_a_run_with_blanks_among_its_words_learns_to_say_nothing_of_a_wall(tmp_p
         "augment.warp=0", "label_smoothing=0", "optim.lr=3e-3", "val_every=100", "steps=200", "data.val_size=2",
         "data.train=[{path:words,weight:1},{path:blanks,weight:1}]", "run_dir=run",
     ]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *options], cwd=tmp_path, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(options, tmp_path)
     model = vitocr.load(tmp_path / "run")
     walls = open_blanks(size=(32, 64), seed=5, photos=tmp_path / "none.npy", rows=60)
     assert sum(not reading.text for reading in model([walls.read(row).image for row in range(60)])) > 50

@@ -107,7 +107,7 @@ IMAGES_A_CLASS = {"train": 40, "test": 2}
 LIMITS = {  # of the scripts; what is given later counts
     "attention_scaling.py": "--kinds strided --lengths 512 1024 --rounds 1 --seconds 0 --threads 1",
     "recompute.py": "--backbone vit_micro --depth 2 --batch 2 --size 16 --rounds 1 --steps 1 --threads 1",
-    "pretraining.py": "--seeds 1",
+    "pretraining.py": "--seeds 1 --jobs 1",
     "options.py": "--seeds 1 --only smoothing --jobs 1",
     "looks.py": "--words 3",
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_training import ONE, TINY, run, weights
+from runs_kit import ONE, TINY, run, weights
 from torch import Tensor
 
 from vitocr.checkpoint import load_checkpoint, save_model

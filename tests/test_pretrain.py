@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_training import ONE, TWO, assert_same_weights, kill_after_first_checkpoint, run, weights
+from runs_kit import ONE, TWO, assert_same_weights, kill_after_first_checkpoint, run, weights
 
 import vitocr
 from vitocr.data.text_rows import Subset

@@ -10,8 +10,8 @@ import lightning as L
 import pytest
 import torch
 import torch.distributed as dist
+from runs_kit import ONE, TINY, TWO, assert_same_weights, kill_after_first_checkpoint, run, weights
 from safetensors.torch import load_file
-from test_training import ONE, TINY, TWO, assert_same_weights, kill_after_first_checkpoint, run, weights
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from runs_kit import ONE, TINY, run
 from test_init import classifier, reader, saved
-from test_training import ONE, TINY, run
 
 from vitocr.checkpoint import load_checkpoint
 from vitocr.codec import Classes

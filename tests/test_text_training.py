@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from runs_kit import run
 
 import vitocr
 from vitocr.cli import main as vitocr_command
@@ -19,7 +18,6 @@ from vitocr.data.render import Effects, Renderer, RenderSpec
 from vitocr.errors import UserError
 from vitocr.predict import Predictor
 
-ROOT = Path(__file__).parents[1]
 HEADS = ["ctc", "transformer", "permuted", "lstm"]
 TINY = [
     "task=str", "logger=none", "trainer=cpu", "trainer.threads=1", "trainer.precision=32-true",
@@ -46,18 +44,11 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(words: list[str], cwd: Path) -> str:
-    command = [sys.executable, str(ROOT / "train.py"), *words]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="session", params=HEADS)
 def trained(request: pytest.FixtureRequest, words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param) / "run"
     source = [f"data.train=[{words}]", f"data.test=[{words}]", f"head={request.param}", "steps=240", "optim.lr=3e-3"]
-    train([*TINY, *source, f"run_dir={folder}"], folder.parent)
+    run([*TINY, *source, f"run_dir={folder}"], folder.parent)
     return folder
 
 
@@ -115,9 +106,9 @@ def test_training_words_can_be_mixed_with_rendered_ones_and_resumed(words: Path,
     sources = ["render", f"{{path:{words},weight:1}}"]
     options = [*TINY, f"data.train=[{{path:{sources[0]},weight:1}},{sources[1]}]", "render.rows=64", "head=ctc",
                "render.cache=cache", "save_every_steps=3"]  # fmt: skip
-    whole = train([*options, "steps=8", "run_dir=whole"], tmp_path)
+    whole = run([*options, "steps=8", "run_dir=whole"], tmp_path)
     assert "64" in whole or "2,048" in whole, "what was rendered is said"
-    train([*options, "steps=8", "run_dir=again"], tmp_path)
+    run([*options, "steps=8", "run_dir=again"], tmp_path)
     one, two = (
         torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"] for name in ("whole", "again")
     )
@@ -130,7 +121,7 @@ def test_confidences_are_calibrated_on_words_that_were_held_back(words: Path, tm
     (held / "labels.tsv").write_text("\n".join((words / "labels.tsv").read_text().splitlines() * 2))
     for image in words.glob("*.png"):
         (held / image.name).symlink_to(image)
-    train([*TINY, f"data.train=[{words}]", f"data.val=[{held}]", "head=ctc", "steps=240", "optim.lr=3e-3",
+    run([*TINY, f"data.train=[{words}]", f"data.val=[{held}]", "head=ctc", "steps=240", "optim.lr=3e-3",
            f"run_dir={tmp_path / 'run'}"], tmp_path)  # fmt: skip
     model = vitocr.load(tmp_path / "run")
     assert model.description["calibration"]["words"] == 68
@@ -155,9 +146,8 @@ def test_what_is_wrong_with_the_sources_is_said_before_anything_is_rendered(
     sources: str, complaint: str, words: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "words").symlink_to(words)
-    command = [sys.executable, str(ROOT / "train.py"), *TINY, f"data.train={sources}", "render.cache=cache", "steps=1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode and complaint in done.stderr and "Traceback" not in done.stderr
+    said = run([*TINY, f"data.train={sources}", "render.cache=cache", "steps=1"], tmp_path, code=2)
+    assert complaint in said and "Traceback" not in said
     assert not (tmp_path / "cache").exists()
 
 
@@ -173,7 +163,7 @@ def test_every_head_learns_64_photographed_words_by_heart(head: str, tmp_path: P
     # The same words are validated by: what is asked is whether they can be learned at all.
     where = [f"data.{split}=[{tmp_path}]" for split in ("train", "val", "test")]
     options = ["batch_size=32", "steps=320", "optim.lr=3e-3", f"head={head}", "charset=94"]
-    train([*TINY, *where, *options, f"run_dir={tmp_path / 'run'}"], tmp_path)
+    run([*TINY, *where, *options, f"run_dir={tmp_path / 'run'}"], tmp_path)
     figures = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert figures["test"]["n"] == 64 and figures["test"]["accuracy"]["94"] == 1.0
 
@@ -196,7 +186,7 @@ def test_korean_goes_through_rendering_training_and_reading_without_losing_a_cha
     (tmp_path / "labels.tsv").write_text("".join(lines), encoding="utf-8")
     where = [f"data.{split}=[{tmp_path}]" for split in ("train", "val", "test")]
     options = ["charset=korean", "protocol=exact", "steps=400", "optim.lr=3e-3", "head=ctc"]
-    told = train([*TINY, *where, *options, "preprocess.size=[32,128]", f"run_dir={tmp_path / 'run'}"], tmp_path)
+    told = run([*TINY, *where, *options, "preprocess.size=[32,128]", f"run_dir={tmp_path / 'run'}"], tmp_path)
     assert "dropped" not in told
     reader = vitocr.load(tmp_path / "run")
     read = [reader(tmp_path / f"{number}.png").text for number in range(24)]

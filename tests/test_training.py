@@ -2,8 +2,6 @@
 
 import csv
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,62 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs_kit import ONE, ROOT, TINY, TWO, assert_same_weights, kill_after_first_checkpoint, run, weights
 
 import vitocr
 from vitocr.evaluate import evaluate
 
-ROOT = Path(__file__).parents[1]
-TINY = [
-    "task=folder", "augment=batch", "logger=none", "preprocess.size=[16,16]", "preprocess.resize=stretch",
-    "batch_size=8", "backbone.dim=32", "backbone.depth=2", "backbone.heads=2", "log_every_steps=1",
-]  # fmt: skip
-ONE = ["trainer=cpu", "trainer.threads=1"]
-TWO = ["trainer=ddp", "trainer.devices=2", "trainer.threads=1", "trainer.accelerator=cpu"]
-
-
-def start(words: list[str], cwd: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "train.py"), *words]
-    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def run(words: list[str], cwd: Path, *, code: int = 0) -> str:
-    process = start(words, cwd)
-    output = process.communicate(timeout=240)[0]
-    assert process.returncode == code, output
-    return output
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return torch.load(checkpoint, weights_only=True)["state_dict"]
-
-
-def assert_same_weights(one: Path, other: Path) -> None:
-    a, b = weights(one), weights(other)
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
-def kill_after_first_checkpoint(words: list[str], cwd: Path, run_dir: Path, *, later_s: float = 0.3) -> int:
-    """Start a run, `kill -9` it some time behind its first checkpoint, return the step it had saved."""
-    process = start(words, cwd)
-    give_up = time.monotonic() + 120
-    while not (run_dir / "last.ckpt").exists():
-        assert process.poll() is None and time.monotonic() < give_up, process.communicate()[0]
-        time.sleep(0.01)
-    time.sleep(later_s)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    return torch.load(run_dir / "last.ckpt", weights_only=True)["global_step"]
-
 
 @pytest.mark.parametrize("ranks", [ONE, TWO], ids=["one process", "two DDP ranks"])
 def test_a_killed_run_resumes_to_identical_weights(ranks: list[str], shapes: Path, tmp_path: Path) -> None:
-    words = [*TINY, *ranks, f"data.root={shapes}", "steps=300", "save_every_steps=2", "backbone.drop_path=0.2",
+    words = [*TINY, *ranks, f"data.root={shapes}", "steps=150", "save_every_steps=2", "backbone.drop_path=0.2",
              "augment.ops=0.5", "ema=0.9"]  # fmt: skip
     run([*words, f"run_dir={tmp_path / 'whole'}"], tmp_path)
     broken = [*words, f"run_dir={tmp_path / 'broken'}"]
     step = kill_after_first_checkpoint(broken, tmp_path, tmp_path / "broken")
-    assert 0 < step < 300, "the kill came too late to show anything"
+    assert 0 < step < 150, "the kill came too late to show anything"
     assert step % (54 // 8) or step % 2 == 0  # saved every second step, mid-epoch included
     assert f"resumed at step {step}" in run([*broken, "resume=auto"], tmp_path)
     assert_same_weights(tmp_path / "whole" / "last.ckpt", tmp_path / "broken" / "last.ckpt")
@@ -76,7 +32,7 @@ def test_a_killed_run_resumes_to_identical_weights(ranks: list[str], shapes: Pat
     assert all(torch.equal(whole[name], broken_ema[name]) for name in whole)
     with open(tmp_path / "broken" / "metrics.csv") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file) if not row["val_loss"]]
-    assert steps == sorted(set(steps)) and steps[-1] == 300, "every step once on the curve"
+    assert steps == sorted(set(steps)) and steps[-1] == 150, "every step once on the curve"
 
 
 def test_killing_the_command_leaves_no_rank_behind(shapes: Path, tmp_path: Path) -> None:
@@ -125,7 +81,10 @@ def test_a_budget_ends_on_time_and_goes_on_with_what_is_left(shapes: Path, tmp_p
 
 
 def test_a_run_leaves_everything_that_design_promises(shapes: Path, tmp_path: Path) -> None:
-    output = run(["task=folder", f"data.root={shapes}", *TINY[3:], *ONE, "steps=30"], tmp_path)
+    # As it is typed, in a process of its own that imports what it needs.
+    words = ["task=folder", f"data.root={shapes}", *TINY[3:], *ONE, "steps=30"]
+    typed = [sys.executable, str(ROOT / "train.py"), *words]
+    output = subprocess.run(typed, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=240).stdout
     (folder,) = (tmp_path / "runs" / "folder").iterdir()
     names = {path.name for path in folder.iterdir()}
     assert {"config.yaml", "best.ckpt", "last.ckpt", "model.safetensors", "metrics.csv", "metrics.json",

@@ -216,6 +216,8 @@ class ViT(nn.Module):
         """Images (B, C, H, W) to flat patches (B, gh*gw, C*ph*pw)."""
         B, C, H, W = images.shape
         ph, pw = self.patch
+        if ph == H and pw == 1:  # a patch is a column: the same numbers by a plain transpose, which runtimes do faster
+            return images.reshape(B, C * ph, W).transpose(1, 2)
         patches = images.view(B, C, H // ph, ph, W // pw, pw).permute(0, 2, 4, 1, 3, 5)
         return patches.reshape(B, (H // ph) * (W // pw), C * ph * pw)
 
