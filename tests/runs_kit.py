@@ -31,7 +31,8 @@ class Run:
     """A process of train.py."""
 
     def __init__(self, words: list[str], cwd: Path) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="run-"))
+        self._scratch = tempfile.TemporaryDirectory()  # gone with this object
+        self.folder = Path(self._scratch.name)
         asked = {"words": words, "cwd": str(cwd), "environment": dict(os.environ), "folder": str(self.folder)}
         server = warm_start()
         assert server.stdin is not None

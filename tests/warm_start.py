@@ -25,7 +25,8 @@ def note_who_ended(*_: Any) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        note(folders.pop(pid) / "code", os.waitstatus_to_exitcode(status))
+        if (folder := folders.pop(pid)).exists():  # else nobody waits for it any more
+            note(folder / "code", os.waitstatus_to_exitcode(status))
 
 
 def note(path: Path, number: int) -> None:
