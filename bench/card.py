@@ -168,9 +168,10 @@ def making(told: Mapping[str, Any]) -> str:
     machine = provenance["hardware"]
     where = machine["gpu"] or f"{machine['cores']} cores of {machine['cpu']}, no GPU"
     commit = f"commit `{provenance['git']}`, " if provenance.get("git") else ""
+    before = "".join(f"    {command}\n\nmade a model, and from that began\n\n" for command in told["before"])
     return f"""## How it was made
 
-    {told["command"]}
+{before}    {told["command"]}
 
 {_duration(train["seconds"])}, {train["steps"]:,} steps, {train["images_seen"]:,} images, on {where}; {commit}torch
 {machine["torch"]}, vitocr {told["description"]["vitocr"]}. The file's own description holds the whole configuration:

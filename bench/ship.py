@@ -150,6 +150,8 @@ def ship(args: argparse.Namespace) -> Path:
     run = find_model(args.run)
     state, described = load_checkpoint(run)
     check_command(args.command, described["provenance"]["config"])
+    if described["provenance"]["config"].get("init") and not args.before:
+        raise UserError("The run began from another model: tell by --before 'python train.py ...' what made that.")
     if described["kind"] == "text" and not args.data:
         raise UserError("Say on which words to measure it: --data DIR, repeatable.")
     described.pop("calibration", None)
@@ -196,6 +198,7 @@ def measure(draft: Path, run: Path, args: argparse.Namespace) -> dict[str, Any]:
         "train": run_figures["train"],
         "storage": args.storage,
         "command": shorten_paths(args.command),
+        "before": [shorten_paths(command) for command in args.before],
         "cores": usable_cores(),
         "description": description,
         "figures": figures,
@@ -212,6 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("--name", required=True, help="what it will be called, e.g. str-tiny")
     parser.add_argument("--command", required=True, help="that made the run; checked")
+    parser.add_argument("--before", action="append", default=[], help="what made the model it began from; repeatable")
     parser.add_argument("--data", action="append", default=[], help="words to measure it on; repeatable")
     parser.add_argument("--calibrate", help="held-back words; default: those the run validated on")
     parser.add_argument("--blank-share", type=float, default=0.01, help="of crops without text that may be read")

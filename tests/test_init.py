@@ -291,6 +291,9 @@ def test_a_run_that_goes_on_needs_no_longer_what_it_started_from(
     (tmp_path / "run" / "metrics.json").unlink()
     output = run([*words, "steps=8", "resume=auto"], tmp_path)
     assert "resumed at step 4" in output and "starting from" not in output
+    _, description = load_checkpoint(tmp_path / "run" / "model.safetensors")
+    origin = description["provenance"]["started_from"]
+    assert origin["task"] == origin["provenance"]["config"]["name"] == "pretrain", "but it is not forgotten"
 
 
 def test_fine_tuning_from_another_image_size_says_what_was_resized(

@@ -244,6 +244,7 @@ def options(run: Path, words: Path, **changes: Any) -> argparse.Namespace:
         "calibrate": None,
     }
     more = {
+        "before": [],
         "note": [],
         "blank_share": 0.01,
         "storage": "float16",
@@ -280,6 +281,18 @@ def test_a_command_that_did_not_make_the_run_is_refused(run: Path, words: Path) 
     longer = COMMAND.format(words=words).replace("5m", "9m")
     with pytest.raises(UserError, match="budget: 5m there, 9m here"):
         ship.ship(options(run, words, command=longer))
+
+
+def test_a_model_that_began_from_another_tells_what_made_that(run: Path, words: Path) -> None:
+    state, description = load_checkpoint(run / "model.safetensors")
+    description["provenance"]["config"]["init"] = "toy-tiny"
+    save_model(run / "model.safetensors", state, description)
+    command = COMMAND.format(words=words) + " init=toy-tiny"
+    with pytest.raises(UserError, match="began from another model: tell by --before"):
+        ship.ship(options(run, words, command=command))
+    target = ship.ship(options(run, words, command=command, before=["python train.py task=str budget=1m"]))
+    card = target.with_suffix(".md").read_text(encoding="utf-8")
+    assert "    python train.py task=str budget=1m\n\nmade a model, and from that began\n\n    python" in card
 
 
 def test_a_model_too_large_to_ship_leaves_what_is_shipped_as_it_was(
@@ -332,7 +345,8 @@ def test_a_classifier_ships_by_the_same_command(tmp_path: Path, monkeypatch: pyt
     save_model(tmp_path / "run/model.safetensors", model.state_dict(), description)
     figures = {"parameters": 5, "train": {"seconds": 300.0, "steps": 3, "images_seen": 30}}
     (tmp_path / "run/metrics.json").write_text(json.dumps(figures))
-    given = {"name": "toy", "command": command, "data": [], "calibrate": None, "note": [], "storage": "float16"}
+    given = {"name": "toy", "command": command, "data": [], "calibrate": None, "before": [], "note": []}
+    given["storage"] = "float16"
     target = ship.ship(argparse.Namespace(run=tmp_path / "run", data_dir=tmp_path, out=tmp_path / "weights", **given))
     told = read_description(target)
     assert told["calibration"]["images"] == 60 and told["metrics"]["test"]["images"] == 80

@@ -324,3 +324,8 @@ class Keeper(L.Callback):
             **self.recorder.summary(),
         }
         checkpoint["vitocr"] = description | {"metrics": metrics, "provenance": provenance}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, module: Training, checkpoint: dict[str, Any]) -> None:  # type: ignore[override]
+        # The one thing that a run which goes on cannot find out again: where it started may be gone by now.
+        if (origin := checkpoint["vitocr"]["provenance"].get("started_from")) is not None:
+            module.description["provenance"]["started_from"] = origin

@@ -45,6 +45,7 @@ class Moved:
     left: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)  # tensors of the file
     notes: list[str] = field(default_factory=list)
+    made: dict[str, Any] = field(default_factory=dict)  # of the origin: its name, and how it came to be
 
     def lines(self, weights: Mapping[str, Tensor]) -> list[str]:
         lines = []
@@ -85,6 +86,7 @@ def start_from(
         raise UserError("freeze=backbone trains a head on a backbone that has learned nothing: give init=PATH as well")
     if config["init"] is not None and not resuming:
         moved = initialise(model, description, config["init"])
+        description["provenance"]["started_from"] = moved.made  # names like str-tiny mean another model one day
         say(f"starting from {moved.origin}")
         for line in moved.lines(model.state_dict()):
             say(f"  {line}")
@@ -99,6 +101,7 @@ def initialise(model: Model, description: dict[str, Any], path: str) -> Moved:
     found, there = load_checkpoint(file)
     weights = model.state_dict()
     moved = Moved(f"{file} ({there['task']}, {backbone_name(there)})")
+    moved.made = {"name": file.stem, "task": there["task"], "provenance": there["provenance"]}
     take_backbone(weights, found, description, there, moved, path=str(path))
     take_head(weights, found, description, there, moved)
     note_preprocessing(description, there, moved)
