@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitocr.cores import usable_cores
 from vitocr.data.render import Renderer, RenderSpec
 from vitocr.data.render.cache import RenderCache, prerender
+from vitocr.data.rendered import CROPS_PER_SECOND, rows_for
 from vitocr.errors import UserError
 
 SPEC = RenderSpec(size=(16, 64), seed=11)
@@ -82,3 +84,9 @@ def test_crops_of_other_settings_are_not_mixed_in(folder: Path) -> None:
         prerender(folder, RenderSpec(shape="natural"), 20)
     with pytest.raises(UserError, match="no folder of rendered crops"):
         RenderCache(folder / "absent")
+
+
+def test_rendering_takes_a_small_part_of_a_budget_and_less_where_few_of_the_words_would_be_trained_on() -> None:
+    rows = rows_for(600, trains_slowly=False)
+    assert 0.05 * 600 < rows / (CROPS_PER_SECOND * usable_cores()) < 0.2 * 600
+    assert 0 < rows_for(600, trains_slowly=True) < rows / 2

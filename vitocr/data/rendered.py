@@ -18,7 +18,8 @@ from vitocr.data.render.spec import Effects, RenderSpec
 from vitocr.data.text_rows import Rendered, StoredRow, TextRow, TextSource, encode_row
 
 CROPS_PER_SECOND = 1200  # of one core, on the safe side
-SHARE_OF_BUDGET = 0.12  # that rendering may take, when the cache is made as part of a run
+SHARE_OF_BUDGET = 0.12  # that rendering may take, when the cache is made as part of a run ...
+SHARE_IF_SLOW = 0.04  # ... on a machine that would not get round to training on so many words
 ROWS_WITHOUT_BUDGET = 100_000
 KOREAN_SHARE = 0.6  # of the words rendered for charset=korean; the rest are Latin, numbers and marks
 
@@ -57,10 +58,11 @@ def open_rendered(
     size: tuple[int, int],
     max_length: int,
     budget_s: float | None,
+    trains_slowly: bool = False,
     say: Callable[[str], object] = print,
 ) -> TextSource:
-    """`options` is conf `render:` — RenderSpec's fields, and `rows` (of an epoch; "auto" goes by the budget) and
-    `cache` (a folder; null renders every row anew)."""
+    """`options` is conf `render:` — RenderSpec's fields, and `rows` (of an epoch; "auto" goes by the budget, and by
+    whether the machine `trains_slowly`) and `cache` (a folder; null renders every row anew)."""
     options = dict(options)
     if options.get("effects") == "mild":
         options["effects"] = asdict(Effects.mild())
@@ -71,9 +73,14 @@ def open_rendered(
     rows, cache = options.pop("rows"), options.pop("cache")
     spec = RenderSpec.from_dict({"size": size, "max_length": max_length, "charset": drawn, **options})
     if rows == "auto":
-        seconds = 0.0 if budget_s is None else SHARE_OF_BUDGET * budget_s
-        rows = round(seconds * CROPS_PER_SECOND * usable_cores()) or ROWS_WITHOUT_BUDGET
+        rows = ROWS_WITHOUT_BUDGET if budget_s is None else rows_for(budget_s, trains_slowly=trains_slowly)
     if cache is None:
         return Rendered(Renderer(spec), rows)
     folder = Path(cache)
     return CachedRows(prerender(folder, spec, rows, workers=usable_cores(), say=say))
+
+
+def rows_for(budget_s: float, *, trains_slowly: bool) -> int:
+    """How many words are worth rendering for a training of so many seconds, rendering included."""
+    share = SHARE_IF_SLOW if trains_slowly else SHARE_OF_BUDGET
+    return max(1, round(share * budget_s * CROPS_PER_SECOND * usable_cores()))
