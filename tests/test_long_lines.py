@@ -66,7 +66,7 @@ def test_windows_cover_the_line_and_overlap_enough() -> None:
 def test_a_word_is_not_cut() -> None:
     image = np.zeros((HEIGHT, 8 * HEIGHT, 3), np.uint8)
     assert [part.shape for part in cut(image, ASPECT)] == [image.shape]
-    assert len(cut(image, ASPECT / 2)) > 1  # it is one for a model whose frame is half as wide
+    assert len(cut(np.zeros((HEIGHT, 9 * HEIGHT, 3), np.uint8), ASPECT)) > 1
 
 
 def test_a_scratch_is_not_cut_into_a_thousand_windows() -> None:
@@ -84,3 +84,9 @@ def test_windows_that_agree_on_nothing_are_joined_in_the_middle_of_the_overlap()
     places = [character.box[0] for character in line.characters]
     assert places == sorted(places) and max(np.diff(places)) <= 8
     assert [a for a, b in zip(line.text, line.text[1:] + "!", strict=True) if a != b] == list("abc"[: len(spans)])
+
+
+def test_a_word_is_read_at_once_by_a_model_of_a_narrow_frame_too() -> None:
+    """It has learned words of that shape squeezed, and windows of two heights would hold three letters."""
+    assert windows((32, 8 * 32), aspect=2.0) == [(0, 8 * 32)]
+    assert len(windows((32, 9 * 32), aspect=2.0)) > 1

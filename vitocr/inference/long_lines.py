@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from vitocr.results import Character, Reading
 
-LONGEST = 2.0  # frames: what is not wider is read at once
+LONGEST = 2.0  # frames: what is not wider is read at once ...
+WORD = 8.0  # ... nor what is not wider than words are, in heights: a model of a narrow frame learned them squeezed
 WINDOW = 1.125  # width of a window, in frames; at the usual frame of 4 x 1 that is 4.5 heights, a longish word
 OVERLAP = 0.375  # of two neighbours, in frames: 1.5 heights, room for a whole character that neither cuts
 LOWEST = 8  # pixels: lower pictures show no text, and count as this high, or a scratch would make a thousand windows
@@ -30,9 +31,9 @@ LOWEST = 8  # pixels: lower pictures show no text, and count as this high, or a 
 
 def windows(size: tuple[int, int], aspect: float) -> list[tuple[int, int]]:
     """Left and right edge of each window over an image of `size` (height, width), evenly spaced."""
-    width = size[1]
-    frame = aspect * max(size[0], LOWEST)  # pixels
-    if width <= LONGEST * frame:
+    width, height = size[1], max(size[0], LOWEST)
+    frame = aspect * height  # pixels
+    if width <= max(LONGEST * frame, WORD * height):
         return [(0, width)]
     count = max(2, math.ceil((width / frame - OVERLAP) / (WINDOW - OVERLAP)))
     length = (width + (count - 1) * OVERLAP * frame) / count
