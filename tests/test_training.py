@@ -17,12 +17,12 @@ from vitocr.evaluate import evaluate
 
 @pytest.mark.parametrize("ranks", [ONE, TWO], ids=["one process", "two DDP ranks"])
 def test_a_killed_run_resumes_to_identical_weights(ranks: list[str], shapes: Path, tmp_path: Path) -> None:
-    words = [*TINY, *ranks, f"data.root={shapes}", "steps=150", "save_every_steps=2", "backbone.drop_path=0.2",
+    words = [*TINY, *ranks, f"data.root={shapes}", "steps=300", "save_every_steps=2", "backbone.drop_path=0.2",
              "augment.ops=0.5", "ema=0.9"]  # fmt: skip
     run([*words, f"run_dir={tmp_path / 'whole'}"], tmp_path)
     broken = [*words, f"run_dir={tmp_path / 'broken'}"]
     step = kill_after_first_checkpoint(broken, tmp_path, tmp_path / "broken")
-    assert 0 < step < 150, "the kill came too late to show anything"
+    assert 0 < step < 300, "the kill came too late to show anything"
     assert step % (54 // 8) or step % 2 == 0  # saved every second step, mid-epoch included
     assert f"resumed at step {step}" in run([*broken, "resume=auto"], tmp_path)
     assert_same_weights(tmp_path / "whole" / "last.ckpt", tmp_path / "broken" / "last.ckpt")
@@ -32,7 +32,7 @@ def test_a_killed_run_resumes_to_identical_weights(ranks: list[str], shapes: Pat
     assert all(torch.equal(whole[name], broken_ema[name]) for name in whole)
     with open(tmp_path / "broken" / "metrics.csv") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file) if not row["val_loss"]]
-    assert steps == sorted(set(steps)) and steps[-1] == 150, "every step once on the curve"
+    assert steps == sorted(set(steps)) and steps[-1] == 300, "every step once on the curve"
 
 
 def test_killing_the_command_leaves_no_rank_behind(shapes: Path, tmp_path: Path) -> None:
