@@ -3,8 +3,10 @@
 import base64
 import copy
 import json
+import shutil
 import subprocess
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from vitocr.export import atomic_folder, export, parts, to_torchscript
 from vitocr.export.check import compare, difference_of
 from vitocr.export.pictures import open_pictures
 from vitocr.inference.numpy_decode import decode, read_by_guess, text_probability
-from vitocr.inference.run_onnx import Graphs, open_onnx
+from vitocr.inference.run_onnx import Graphs, SideBySide, open_graphs, open_onnx
 from vitocr.models.model import Model, build_model
 from vitocr.predict import Predictor
 from vitocr.results import Character, Failure, Label, Reading
@@ -178,6 +180,51 @@ def test_what_ctc_guesses_spares_a_decoder_its_steps_and_changes_nothing(files: 
     before = Graphs(exported.encode, run, old, exported.description)
     for one, other in zip(before.decode(images), exported.decode(images), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["classify", "transformer"])
+def test_each_core_takes_images_of_its_own_and_all_answers_come_in_order(
+    files: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.onnx"
+    shutil.copy(files(name).with_suffix(".onnx"), path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    images = pictures(50)
+    expected = Predictor(alone := open_graphs(path, threads=1), alone.description)(images)
+    predictor = vitocr.load(path)
+    working: set[str] = set()
+
+    def seen(run: Any) -> Any:
+        def noting(feeds: Any) -> Any:
+            working.add(threading.current_thread().name)
+            return run(feeds)
+
+        return noting
+
+    runner = predictor.runner
+    assert isinstance(runner, SideBySide) and runner.alone is not None
+    runner.alone.encode = seen(runner.alone.encode)
+    assert all(same(a, b) for a, b in zip(expected, predictor(images), strict=True))
+    assert len(working) > 1 and all("vitocr-read" in name for name in working)
+    working.clear()
+    assert same(predictor(images[3]), expected[3]) and not working, "one image is not shared out"
+
+
+def test_an_onnx_model_that_was_written_anew_meanwhile_goes_on_as_it_was(
+    files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.onnx"
+    shutil.copy(files("ctc").with_suffix(".onnx"), path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    predictor, images = vitocr.load(path), pictures(20)
+    expected = vitocr.load(files("ctc"))(images)
+    shutil.copy(files("lstm").with_suffix(".onnx"), path)
+    assert all(same(a, b) for a, b in zip(expected, predictor(images), strict=True))
+    predictor = vitocr.load(path)
+    path.unlink()
+    assert [reading.text for reading in predictor(images)] == [
+        reading.text for reading in vitocr.load(files("lstm"))(images)
+    ]
 
 
 def padded(ids: Any, width: int) -> Any:

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +31,13 @@ from vitocr.errors import UserError, did_you_mean
 from vitocr.inference.numpy_decode import Decoded, Reading, Run, Tensors, decode
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     import onnxruntime
 
     from vitocr.constraints.search import Asked, Encoded
+
+SHARE = 16  # images that one core takes at a time: they stay in its cache, and no core waits long for the last
 
 
 class Graphs:
@@ -94,9 +101,54 @@ class Graphs:
         return np.stack(answers) if answers else np.empty((0, classes), dtype=np.float32)
 
 
+class SideBySide(Graphs):
+    """Of a single image every operation is shared by all cores; of a batch each core takes images of its own.
+
+    A core then waits for the others once a batch instead of twice an operation, and what is done between the graphs,
+    in numpy, is shared as well. It takes the model a second time, which is opened for the first batch.
+    """
+
+    def __init__(self, shared: Graphs, path: Path, cores: int) -> None:
+        super().__init__(shared.encode, shared.step, shared.reading, shared.description)
+        self.path, self.cores, self.version = path, cores, version(path)
+        self.pool: ThreadPoolExecutor | None = None
+
+    def answers(self, pixels: NDArray[np.float32], **options: Any) -> Iterable[Any]:
+        alone = self.alone if len(pixels) > 1 else None
+        if alone is None:
+            return super().answers(pixels, **options)
+        from concurrent.futures import ThreadPoolExecutor
+
+        self.pool = self.pool or ThreadPoolExecutor(self.cores, thread_name_prefix="vitocr-read")
+        shares = np.array_split(pixels, max(min(self.cores, len(pixels)), math.ceil(len(pixels) / SHARE)))
+        return chain.from_iterable(self.pool.map(lambda share: list(alone.answers(share, **options)), shares))
+
+    @cached_property
+    def alone(self) -> Graphs | None:
+        """The model on one thread; None if its file is another by now, and reading goes on with what is open."""
+        return open_graphs(self.path, threads=1) if version(self.path) == self.version else None
+
+
+def version(path: Path) -> tuple[int, ...]:
+    """Differs once a file was written anew; nothing if it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def open_onnx(path: str | Path) -> Graphs:
+    """On as many threads as torch would take: OMP_NUM_THREADS, else the cores this process may use."""
     path = Path(path)
-    encode = open_session(path)
+    wish = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(wish) if wish.isdigit() and int(wish) > 0 else usable_cores()
+    graphs = open_graphs(path, threads=threads)
+    return graphs if threads == 1 else SideBySide(graphs, path, threads)
+
+
+def open_graphs(path: Path, *, threads: int) -> Graphs:
+    encode = open_session(path, threads=threads)
     metadata = encode.get_modelmeta().custom_metadata_map
     if "vitocr" not in metadata or "vitocr.reading" not in metadata:
         raise UserError(
@@ -105,11 +157,11 @@ def open_onnx(path: str | Path) -> Graphs:
         )
     description = check(json.loads(metadata["vitocr"]), path)
     step = metadata.get("vitocr.step")
-    run_step = as_run(open_session(base64.b64decode(step))) if step else None
+    run_step = as_run(open_session(base64.b64decode(step), threads=threads)) if step else None
     return Graphs(as_run(encode), run_step, json.loads(metadata["vitocr.reading"]), description)
 
 
-def open_session(model: Path | bytes) -> onnxruntime.InferenceSession:
+def open_session(model: Path | bytes, *, threads: int) -> onnxruntime.InferenceSession:
     if isinstance(model, Path) and not model.is_file():
         if model.is_dir():
             raise UserError(f"{model} is a folder; name the ONNX file in it.")
@@ -122,7 +174,7 @@ def open_session(model: Path | bytes) -> onnxruntime.InferenceSession:
             f"An ONNX model is read by onnxruntime, which cannot be imported here ({error}): pip install onnxruntime"
         ) from error
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads()
+    options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors: what it warns of is how it rewrites the graph
     # A decoder's two sessions take turns. Threads that wait busily for the one would slow down the other.
     options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -139,14 +191,6 @@ def open_session(model: Path | bytes) -> onnxruntime.InferenceSession:
             f"{name} is not an ONNX model that onnxruntime {onnxruntime.__version__} can read: it is damaged or cut "
             f"short, or needs a newer onnxruntime. What it says: {str(error).splitlines()[0]}"
         ) from error
-
-
-def threads() -> int:
-    """As many as torch would take: OMP_NUM_THREADS, else the cores this process may use."""
-    wish = os.environ.get("OMP_NUM_THREADS", "")
-    if wish.isdigit() and int(wish) > 0:
-        return int(wish)
-    return usable_cores()
 
 
 def as_run(session: onnxruntime.InferenceSession) -> Run:
