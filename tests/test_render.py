@@ -118,6 +118,20 @@ def test_boxes_are_one_a_character_in_reading_order_and_within_the_image(rendere
         assert (np.diff(((x0 + x1) / 2)[letters]) > -1.0).all(), crop.text
 
 
+def test_as_many_words_lean_steeply_as_are_asked_for() -> None:
+    def degrees(steep: float) -> np.ndarray:
+        """Of the line from the first letter to the last, in words so long that the height of these hardly matters."""
+        renderer = Renderer(RenderSpec(shape="natural", effects=dataclasses.replace(PLAIN, rotate=1.0, steep=steep)))
+        words = [crop for crop in map(renderer, range(150)) if len(crop.text) >= 6]
+        lines = np.array([crop.boxes[-1] - crop.boxes[0] for crop in words]).reshape(-1, 2, 2).mean(axis=1)
+        return np.abs(np.rad2deg(np.arctan2(lines[:, 1], lines[:, 0])))
+
+    few, all_of_them = degrees(0.0), degrees(1.0)
+    assert len(few) > 30 and len(all_of_them) > 30
+    assert np.quantile(few, 0.9) < 12 and few.max() < 25
+    assert 10 < np.median(all_of_them) < 20 and 25 < all_of_them.max() < 40
+
+
 def test_without_effects_type_is_plain_on_a_plain_ground() -> None:
     renderer = Renderer(RenderSpec(effects=PLAIN))
     for index in range(10):

@@ -155,7 +155,7 @@ def test_what_is_wrong_with_the_sources_is_said_before_anything_is_rendered(
 def test_every_head_learns_64_photographed_words_by_heart(head: str, tmp_path: Path) -> None:
     if "VITOCR_STR_DATA" not in os.environ:
         pytest.skip("VITOCR_STR_DATA names no folder of real crops")
-    crops = Path(os.environ["VITOCR_STR_DATA"]) / "IIIT5k_train"
+    crops = Path(os.environ["VITOCR_STR_DATA"]).resolve() / "IIIT5k_train"  # named in a table that stands elsewhere
     lines = (crops / "labels.tsv").read_text(encoding="utf-8").splitlines()
     fitting = [line for line in lines if line.split("\t")[1].isascii() and len(line.split("\t")[1]) <= 8]
     chosen = [f"{crops}/{line}\n" for line in fitting[::20][:64]]

@@ -31,6 +31,7 @@ class Effects:
     jitter: float = 0.06  # letters that leave the base line, as painted by hand
     rule: float = 0.05  # underlines and frames
     rotate: float = 0.75
+    steep: float = 0.12  # of the rotated ones: by up to 30 degrees, where most are within a few
     perspective: float = 0.45
     curve: float = 0.22  # arcs and waves
     strong_curve: float = 0.4  # of the curved ones: arcs that bend by more than 50 degrees

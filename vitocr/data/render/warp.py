@@ -150,7 +150,8 @@ def _choose_homography(rng: random.Random, wide: float, high: float, effects: Ef
     angle = 0.0
     if rng.random() < effects.rotate:
         chance = rng.random()
-        degrees = rng.gauss(0, 2) if chance < 0.6 else rng.gauss(0, 6) if chance < 0.88 else rng.uniform(-30, 30)
+        flat = 1 - effects.steep
+        degrees = rng.gauss(0, 2 if chance < 15 / 22 * flat else 6) if chance < flat else rng.uniform(-30, 30)
         angle = math.radians(degrees)
     lean = rng.gauss(0, 0.08) if effects.rotate else 0.0
     width = min(max(rng.lognormvariate(0, 0.16), 0.6), 1.6) if effects.perspective else 1.0
