@@ -15,8 +15,8 @@ from vitocr.constraints import Constraint, build
 from vitocr.constraints.automaton import Ids
 from vitocr.constraints.beam import beam_search
 from vitocr.constraints.ctc_beam import ctc_beam_search
-from vitocr.constraints.found import Floats, Found, log_softmax
-from vitocr.constraints.search import Asked, Encoded, search
+from vitocr.constraints.found import Floats, Found, Text, log_softmax
+from vitocr.constraints.search import Asked, Encoded, search, surer
 from vitocr.errors import UserError
 from vitocr.inference.numpy_decode import decode_ctc, text_probability
 
@@ -336,3 +336,18 @@ def test_a_search_ends_when_nothing_better_can_come() -> None:
     assert constraint is not None
     beam_search(Sure([0]), images=1, end=3, max_length=40, automaton=constraint.automaton, beam=4, n_best=1)
     assert steps <= 8
+
+
+def test_of_two_heads_that_is_believed_whose_text_both_find_likelier() -> None:
+    def found(**log_probs: float) -> Found:
+        nothing = np.zeros(0)
+        texts = [Text((ord(name),), value, value, nothing, nothing) for name, value in log_probs.items()]
+        return Found(sorted(texts, key=lambda text: -text.weight), 0.0)
+
+    decoder = found(a=-0.5, b=-0.6)
+    assert surer(decoder, found(b=-0.4, a=-0.5)) is decoder, "CTC is surer, but of both a is the likelier"
+    ctc = found(b=-0.4, a=-5.0)
+    assert surer(decoder, ctc) is ctc
+    assert surer(decoder, found(a=-0.9)) is decoder and surer(found(a=-0.9), same := found(a=-0.5)) is same
+    assert surer(found(a=-0.5), strangers := found(c=-0.4)) is strangers, "neither knows the other's text"
+    assert surer(nothing := Found([], 0.0), ctc) is ctc and surer(decoder, nothing) is decoder

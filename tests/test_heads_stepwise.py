@@ -115,7 +115,7 @@ def test_reading_with_any_guess_of_the_text_gives_what_reading_step_by_step_give
             "nonsense": random_texts(24, seed=9),
         }
         for what, texts in guesses.items():
-            found = head.read(tokens, guess=guess_of(texts))
+            found, _ = head.read_guessed(tokens, guess_of(texts))
             assert texts_of(found) == read, what
             for one, other in zip(found, expected, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
@@ -131,7 +131,7 @@ def test_a_right_guess_is_one_look_and_only_what_was_wrong_is_looked_at_again() 
 
     def looks(texts: list[list[int]]) -> list[int]:
         sizes.clear()
-        found = read_by_guess(look, guess_of(texts), end=SYMBOLS, max_length=LONGEST, rows=1)
+        found, _ = read_by_guess(look, guess_of(texts), end=SYMBOLS, max_length=LONGEST, rows=1)
         assert texts_of(found) == read
         return list(sizes)
 

@@ -1,6 +1,7 @@
 """What holds for every head that reads text, whichever way it does."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,10 @@ from heads_kit import (
     unclear_tokens,
 )
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from vitocr.errors import UserError
+from vitocr.heads.joint import CTC_COUNTS
 from vitocr.heads.text import (
     Decoded,
     boxes,
@@ -248,12 +251,18 @@ def test_the_raw_output_is_what_reading_goes_by(name: str) -> None:
 # Two readings of one image
 
 
-@pytest.mark.parametrize("name", [name for name in HEADS if "with ctc" in name])
-def test_the_surer_of_two_readings_is_believed(name: str) -> None:
-    head, tokens = half_taught(name), unclear_tokens(30)
-    with torch.no_grad():  # CTC learns later than the decoder: it becomes as bold
+def with_bold_ctc(name: str) -> Any:
+    """CTC learns later than the decoder: it becomes as bold."""
+    head = half_taught(name)
+    with torch.no_grad():
         head.ctc.logits.weight *= 4
         head.ctc.logits.bias *= 4
+    return head
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if "with ctc" in name and name != "transformer with ctc"])
+def test_the_surer_of_two_readings_is_believed(name: str) -> None:
+    head, tokens = with_bold_ctc(name), unclear_tokens(30)
     decoder, ctc, surer = (head.decode(tokens, by=by) for by in ("decoder", "ctc", "surer"))
     expected = torch.maximum(decoder.confidence, ctc.confidence)
     assert 0 < (ctc.confidence > decoder.confidence).sum() < 30
@@ -261,6 +270,54 @@ def test_the_surer_of_two_readings_is_believed(name: str) -> None:
     for i, text in enumerate(texts_of(surer)):
         assert text == texts_of(ctc if ctc.confidence[i] > decoder.confidence[i] else decoder)[i]
     assert texts_of(head.decode(tokens)) == texts_of(surer)
+
+
+def test_where_two_readings_differ_both_readers_are_asked_about_both() -> None:
+    head, tokens = with_bold_ctc("transformer with ctc"), unclear_tokens(60)
+    decoder, ctc, chosen = (head.decode(tokens, by=by) for by in ("decoder", "ctc", "surer"))
+    taken = {"decoder": 0, "ctc": 0, "against the surer": 0}
+    for i, (one, two, text) in enumerate(zip(*map(texts_of, (decoder, ctc, chosen)), strict=True)):
+        sure = [float(found.confidence[i]) for found in (decoder, ctc)]
+        if one == two or len(two) > LONGEST:  # which the decoder has no room for
+            assert text == (two if sure[1] > sure[0] else one) and float(chosen.confidence[i]) == pytest.approx(
+                max(sure)
+            )
+            continue
+        both = [by_decoder(head, tokens[i], said) + CTC_COUNTS * by_ctc(head, tokens[i], said) for said in (one, two)]
+        which = both[1] > both[0]
+        assert text == (two if which else one)
+        assert float(chosen.confidence[i]) == pytest.approx(sure[which], rel=1e-4)
+        taken["ctc" if which else "decoder"] += 1
+        taken["against the surer"] += which != (sure[1] > sure[0])
+    assert all(taken.values()), taken
+    assert texts_of(head.decode(tokens)) == texts_of(chosen)
+
+
+@torch.no_grad()
+def by_decoder(head: Any, tokens: Tensor, text: list[int]) -> float:
+    """The log-probability of a text, step by step."""
+    reader, total, given = head.reader(tokens[None]), 0.0, SYMBOLS
+    for symbol in [*text, SYMBOLS]:
+        logits, _ = reader.step(torch.tensor([given]))
+        total += float(logits.log_softmax(dim=1)[0, symbol])
+        given = symbol
+    return total
+
+
+@torch.no_grad()
+def by_ctc(head: Any, tokens: Tensor, text: list[int]) -> float:
+    """The same by CTC's own loss, which is a mean over the characters."""
+    return -float(head.ctc.loss(tokens[None], targets_of([text], spans=False, width=LONGEST))["loss"]) * max(
+        1, len(text)
+    )
+
+
+def test_a_text_that_ctc_has_no_room_for_is_left_to_the_decoder() -> None:
+    head = half_taught("transformer with ctc")
+    tokens = unclear_tokens(3)[:1]
+    ids = torch.full((1, COLUMNS + 1), 3)
+    assert head.ctc.log_probability(tokens, ids, torch.tensor([COLUMNS + 1])).item() == -torch.inf
+    assert head.ctc.log_probability(tokens, ids[:, :2], torch.tensor([2])).isfinite()
 
 
 def test_asking_for_a_reading_that_does_not_exist_says_so() -> None:

@@ -53,7 +53,7 @@ class Ctc(nn.Module):
         align: weight of the cross-entropy of each column against the character that stands there.
         """
         log_probs = self(tokens).float().log_softmax(dim=-1)  # (B, columns, S + 1)
-        fits = columns_needed(targets) <= log_probs.shape[1]
+        fits = columns_needed(targets.ids, targets.lengths) <= log_probs.shape[1]
         nll = self.text_nll(log_probs, targets.ids, targets.lengths)
         characters = (targets.lengths.clamp(min=1) * fits).sum().clamp(min=1)  # a blank counts as one
         loss = nll.where(fits, 0.0).sum() / characters
@@ -76,6 +76,14 @@ class Ctc(nn.Module):
         return F.ctc_loss(
             log_probs.transpose(0, 1), labels, widths, lengths, self.blank, reduction="none", zero_infinity=True
         )
+
+    def log_probability(self, tokens: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Of texts (B, L), that of each over all its ways on the columns of its image; -inf where it has none."""
+        log_probs = self(tokens).float().log_softmax(dim=-1)
+        if len(ids) == 0:  # which torch's loss does not take
+            return log_probs.new_zeros(0)
+        nll = self.text_nll(log_probs, ids, lengths)
+        return (-nll).where(columns_needed(ids, lengths) <= log_probs.shape[1], -torch.inf)
 
     def column_targets(self, targets: TextTargets, columns: int) -> Tensor:
         """The symbol of each column, (B, columns): the character that covers most of it, the blank elsewhere.
@@ -123,8 +131,7 @@ class Ctc(nn.Module):
         )
 
 
-def columns_needed(targets: TextTargets) -> Tensor:
+def columns_needed(ids: Tensor, lengths: Tensor) -> Tensor:
     """Columns a text takes at least, (B,): one a character, and a blank between two that are the same."""
-    ids = targets.ids
     doubled = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] >= 0)
-    return targets.lengths + doubled.sum(dim=1)
+    return lengths + doubled.sum(dim=1)

@@ -24,12 +24,14 @@ class Look(Protocol):
         (R, P, S + 1) of what follows each symbol, and where it looked (R, P, N)."""
 
 
-def read_by_guess(look: Look, guess: Decoded, *, end: int, max_length: int, rows: int) -> Decoded:
-    """As `heads.text.read_stepwise`, in as many passes as it takes until nothing changes: at most one a place."""
+def read_by_guess(look: Look, guess: Decoded, *, end: int, max_length: int, rows: int) -> tuple[Decoded, Tensor]:
+    """As `heads.text.read_stepwise`, in as many passes as it takes until nothing changes: at most one a place. And the
+    logarithm (B,) of the probability that the decoder gives the guess, which is known from the first pass; nan of one
+    that is longer than a text may be."""
     B, device = len(guess.ids), guess.ids.device
     ids = torch.full((B, max_length + 1), end, device=device)
     probs = torch.ones(B, max_length + 1, device=device)
-    weights: Tensor | None = None
+    weights, of_guess = None, torch.zeros(B, device=device)
     reading = torch.arange(B, device=device)  # the images whose text may still change
     text = guess.ids.where(guess.ids >= 0, end)[:, :max_length]  # (R, L)
     for _ in range(max_length + 1):
@@ -42,15 +44,20 @@ def read_by_guess(look: Look, guess: Decoded, *, end: int, max_length: int, rows
         if max_length < P:  # no room for another character
             prob[:, max_length], said[:, max_length] = chances[:, max_length, end], end
         said = said.where((said == end).cumsum(dim=1) == 0, end)
+        expected = F.pad(given[:, 1:], (0, 1), value=end)
         if weights is None:
             weights = looked.new_zeros(B, max_length + 1, looked.shape[2], dtype=torch.float32)
+            ends = (expected == end).long()
+            asked = ends.cumsum(dim=1) == ends  # the places of the text, and its end
+            of_guess = chances.gather(2, expected[..., None])[..., 0].log().where(asked, 0.0).sum(dim=1)
+            of_guess[guess.lengths > max_length] = torch.nan
         ids[reading, :P], probs[reading, :P], weights[reading, :P] = said, prob, looked.float()
         ids[reading, P:] = end
-        changed = (said != F.pad(given[:, 1:], (0, 1), value=end)).any(dim=1).nonzero()[:, 0]
+        changed = (said != expected).any(dim=1).nonzero()[:, 0]
         if len(changed) == 0:
             break
         reading, text = reading[changed], said[changed]
         text = text[:, : min(max_length, int((text != end).sum(dim=1).max()))]
     assert weights is not None
     ids[:, max_length] = end  # should rounding have kept a text from settling, it is cut here
-    return until_the_end(ids, probs, weights, end=end, rows=rows)
+    return until_the_end(ids, probs, weights, end=end, rows=rows), of_guess

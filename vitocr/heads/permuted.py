@@ -172,7 +172,7 @@ class Permuted(DecoderHead):
     def reader(self, memory: Tensor) -> "Reading":
         return Reading(self, memory, self.block.image.remember(memory))
 
-    def read(self, memory: Tensor, *, guess: Decoded | None = None, mode: str = "ar", refine: int = 1) -> Decoded:
+    def read(self, memory: Tensor, *, mode: str = "ar", refine: int = 1) -> Decoded:
         """mode: "ar", one character after another, or "parallel". refine: passes over all places afterwards.
 
         A refining pass answers every place given all other characters as they were, and the probabilities are
@@ -184,6 +184,11 @@ class Permuted(DecoderHead):
         for _ in range(refine):
             found = self.read_places(memory, found)
         return found
+
+    def read_guessed(
+        self, memory: Tensor, guess: Decoded, *, mode: str = "ar", refine: int = 1
+    ) -> tuple[Decoded, Tensor | None]:
+        return self.read(memory, mode=mode, refine=refine), None
 
     def read_places(self, memory: Tensor, guess: Decoded | None = None) -> Decoded:
         if guess is None:

@@ -105,9 +105,7 @@ class Transformer(DecoderHead):
         assert weights is not None
         return self.logits(self.norm(x)), weights, grown
 
-    def read(self, memory: Tensor, *, guess: Decoded | None = None) -> Decoded:
-        if guess is None:
-            return super().read(memory)
+    def read_guessed(self, memory: Tensor, guess: Decoded) -> tuple[Decoded, Tensor]:
         known, nothing = self.begin(memory)
 
         def look(given: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:

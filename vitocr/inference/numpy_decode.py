@@ -22,6 +22,7 @@ Tensors = Mapping[str, NDArray[Any]]
 Run = Callable[[Tensors], Tensors]  # a graph: named inputs to named outputs
 
 WAYS = ("decoder", "ctc", "surer")
+CTC_COUNTS = 0.3  # as in heads/joint.py
 TOGETHER = 16  # texts of about one length that are looked at at once: on one core, the padding of more would show
 CROWDED = 0.75  # words that have ended stay in the batch until they are a quarter of it: leaving costs a copy
 
@@ -55,13 +56,31 @@ def decode(
             return aligned
     assert step is not None
     image = {name: encoded[name] for name in reading["image"]}
+    of_aligned = None
     if reading["head"] == "permuted":
         decoded = read_permuted(step, image, reading, mode=mode, refine=refine)
     elif by == "surer" and reading.get("many"):  # exports of an older vitocr take one symbol at a time
-        decoded = read_by_guess(step, image, reading, aligned)
+        decoded, of_aligned = read_by_guess(step, image, reading, aligned)
     else:
         decoded = read_stepwise(step, image, reading)
-    return decoded if by == "decoder" else choose(decoded, aligned, aligned.confidence > decoded.confidence)
+    if by == "decoder":
+        return decoded
+    take_ctc = aligned.confidence > decoded.confidence
+    if of_aligned is not None:
+        differ = np.flatnonzero(texts_differ(decoded, aligned) & ~np.isnan(of_aligned))
+        chances, ids = softmax(encoded["ctc_logits"][differ]), decoded.ids[differ]
+        with np.errstate(divide="ignore"):  # no chance at all is -inf
+            of_decoded = np.log(text_probability(chances, ids, decoded.lengths[differ], blank=reading["end"]))
+            one, two = np.log(aligned.confidence[differ]), np.log(decoded.confidence[differ])
+        take_ctc[differ] = of_aligned[differ] + CTC_COUNTS * one > two + CTC_COUNTS * of_decoded
+    return choose(decoded, aligned, take_ctc)
+
+
+def texts_differ(a: Decoded, b: Decoded) -> NDArray[np.bool_]:
+    """(B,)"""
+    longest = max(a.ids.shape[1], b.ids.shape[1])
+    one, two = (np.pad(each.ids, ((0, 0), (0, longest - each.ids.shape[1])), constant_values=-1) for each in (a, b))
+    return (one != two).any(axis=1)
 
 
 def way_of(by: str | None, *, decoder: bool, ctc: bool) -> str:
@@ -116,19 +135,20 @@ def read_stepwise(step: Run, image: Tensors, reading: Mapping[str, Any]) -> Deco
     return until_the_end(ids, probs, weights, end=end, rows=reading["rows"])
 
 
-def read_by_guess(step: Run, image: Tensors, reading: Mapping[str, Any], guess: Decoded) -> Decoded:
-    """What `read_stepwise` reads, in a pass or two over whole texts: `heads.guess` tells how."""
+def read_by_guess(step: Run, image: Tensors, reading: Mapping[str, Any], guess: Decoded) -> tuple[Decoded, Floats]:
+    """What `read_stepwise` reads, in a pass or two over whole texts, and the logarithm (B,) of the probability that the
+    decoder gives the guess: `heads.guess` tells how."""
     end, max_length = reading["end"], reading["max_length"]
     B = len(guess.ids)
     ids = np.full((B, max_length + 1), end, dtype=np.int64)
     probs = np.ones((B, max_length + 1), dtype=np.float32)
-    weights = None
+    weights, of_guess = None, np.where(guess.lengths > max_length, np.nan, 0.0)
     guessed = np.where(guess.ids >= 0, guess.ids, end)[:, :max_length]
     order = np.argsort(guess.lengths, kind="stable") if B > TOGETHER else np.arange(B)
     for first in range(0, B, TOGETHER):
         rows = order[first : first + TOGETHER]  # the images whose text may still change
         text = without_tail(guessed[rows], end)
-        for _ in range(max_length + 1):
+        for turn in range(max_length + 1):
             P = min(text.shape[1] + 2, max_length + 1)  # a place to end at, and one to grow by
             given = np.full((len(rows), P), end, dtype=np.int64)
             given[:, 1 : 1 + text.shape[1]] = text
@@ -145,13 +165,23 @@ def read_by_guess(step: Run, image: Tensors, reading: Mapping[str, Any], guess: 
             ids[rows, P:] = end
             expected = np.full_like(given, end)
             expected[:, :-1] = given[:, 1:]
+            if turn == 0:
+                ends = expected == end
+                asked = ends.cumsum(axis=1) == ends  # the places of the text, and its end
+                of_guess[rows] += log_product(np.take_along_axis(chances, expected[..., None], axis=2)[..., 0], asked)
             changed = (said != expected).any(axis=1)
             if not changed.any():
                 break
             rows, text = rows[changed], without_tail(said[changed][:, :max_length], end)
     assert weights is not None
     ids[:, max_length] = end  # should rounding have kept a text from settling, it is cut here
-    return until_the_end(ids, probs, weights, end=end, rows=reading["rows"])
+    return until_the_end(ids, probs, weights, end=end, rows=reading["rows"]), of_guess
+
+
+def log_product(chances: Floats, asked: NDArray[np.bool_]) -> Floats:
+    """(B,) of (B, P)."""
+    with np.errstate(divide="ignore"):
+        return np.log(np.where(asked, chances, 1)).sum(axis=1)
 
 
 def without_tail(text: Ids, end: int) -> Ids:
