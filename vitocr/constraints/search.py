@@ -22,7 +22,7 @@ from vitocr.constraints.beam import Steps, beam_search
 from vitocr.constraints.ctc_beam import ctc_beam_search
 from vitocr.constraints.found import Floats, Found, Text
 from vitocr.errors import UserError
-from vitocr.inference.numpy_decode import CTC_COUNTS, boxes, way_of
+from vitocr.inference.numpy_decode import boxes, way_of
 
 BEAM = 8
 ROWS = 256  # beginnings of texts that a decoder goes on with at a time: each holds the keys and values of its image
@@ -161,19 +161,18 @@ def with_bonus(anything: Found, words: Found, constraint: Constraint) -> Found:
 
 
 def surer(decoder: Found, ctc: Found) -> Found:
-    """That of the two whose best text is likelier, by what both think of both texts, as in ordinary reading; where
-    neither has come by the other's text, by what each thinks of its own. The decoder's where they are equal."""
+    """That of the two whose best text is more probable; the decoder's where they are equal. Its texts are believed as
+    far as the other believes them, as in ordinary reading: of one it has not come by, it thinks no more than of its
+    last; and none more than the one before it."""
     if not decoder.texts or not ctc.texts:
         return decoder if decoder.texts else ctc
-    one, two = decoder.texts[0], ctc.texts[0]
-    of_decoder, of_ctc = ({text.ids: text.weight for text in found.texts} for found in (decoder, ctc))
-    if one.ids == two.ids or (one.ids not in of_ctc and two.ids not in of_decoder):
-        return ctc if two.weight > one.weight else decoder
-
-    def both(ids: tuple[int, ...]) -> float:  # what fell out of a beam was no likelier than its last
-        return of_decoder.get(ids, min(of_decoder.values())) + CTC_COUNTS * of_ctc.get(ids, min(of_ctc.values()))
-
-    return ctc if both(two.ids) > both(one.ids) else decoder
+    one, two = (ctc, decoder) if ctc.texts[0].weight > decoder.texts[0].weight else (decoder, ctc)
+    known = {text.ids: log_share(text, two) for text in two.texts}
+    believed, least = [], 0.0
+    for text in one.texts:
+        least = min(least, log_share(text, one), known.get(text.ids, log_share(two.texts[-1], two)))
+        believed.append(text._replace(weight=least))
+    return Found(believed, 0.0)
 
 
 def answer(found: Found, n_best: int, rows: int) -> Answer:
@@ -189,4 +188,8 @@ def answer(found: Found, n_best: int, rows: int) -> Answer:
 
 def share(text: Text, found: Found) -> float:
     """Of all that satisfies the constraint, what falls to this text."""
-    return float(np.exp(min(0.0, text.weight - found.log_total)))
+    return float(np.exp(log_share(text, found)))
+
+
+def log_share(text: Text, found: Found) -> float:
+    return min(0.0, text.weight - found.log_total)
