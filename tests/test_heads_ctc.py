@@ -95,7 +95,8 @@ def test_texts_that_do_not_fit_on_the_columns_are_told_and_teach_nothing() -> No
     told = head.loss(tokens, targets_of(texts))
     told["loss"].backward()
     assert told["infeasible"] == 0.5
-    assert columns_needed(targets_of(texts)).tolist() == [2, 5, 5, 4]
+    targets = targets_of(texts)
+    assert columns_needed(targets.ids, targets.lengths).tolist() == [2, 5, 5, 4]
     assert tokens.grad is not None
     assert [bool(g.abs().sum() > 0) for g in tokens.grad] == [True, False, False, True]
     only = head.loss(tokens[[0, 3]], targets_of([texts[0], texts[3]]))["loss"]
