@@ -161,18 +161,11 @@ def with_bonus(anything: Found, words: Found, constraint: Constraint) -> Found:
 
 
 def surer(decoder: Found, ctc: Found) -> Found:
-    """That of the two whose best text is more probable; the decoder's where they are equal. Its texts are believed as
-    far as the other believes them, as in ordinary reading: of one it has not come by, it thinks no more than of its
-    last; and none more than the one before it."""
+    """That of the two whose best text is more probable; the decoder's where they are equal. (Ordinary reading asks both
+    about both texts, `heads.joint`; here a beam may not have come by the other's.)"""
     if not decoder.texts or not ctc.texts:
         return decoder if decoder.texts else ctc
-    one, two = (ctc, decoder) if ctc.texts[0].weight > decoder.texts[0].weight else (decoder, ctc)
-    known = {text.ids: log_share(text, two) for text in two.texts}
-    believed, least = [], 0.0
-    for text in one.texts:
-        least = min(least, log_share(text, one), known.get(text.ids, log_share(two.texts[-1], two)))
-        believed.append(text._replace(weight=least))
-    return Found(believed, 0.0)
+    return ctc if ctc.texts[0].weight > decoder.texts[0].weight else decoder
 
 
 def answer(found: Found, n_best: int, rows: int) -> Answer:
@@ -188,8 +181,4 @@ def answer(found: Found, n_best: int, rows: int) -> Answer:
 
 def share(text: Text, found: Found) -> float:
     """Of all that satisfies the constraint, what falls to this text."""
-    return float(np.exp(log_share(text, found)))
-
-
-def log_share(text: Text, found: Found) -> float:
-    return min(0.0, text.weight - found.log_total)
+    return float(np.exp(min(0.0, text.weight - found.log_total)))

@@ -3,8 +3,7 @@
 CTC finds the alignment and is quick to learn; the decoder knows which characters follow one another.
 Trained together the encoder learns faster, and the two read better than either. Where they read differently, both are
 asked what they think of both texts (as in speech: Watanabe et al. 2017), if the decoder can tell that in passing; else
-the surer one is believed. The confidence is that of the less convinced of the two: it tells wrong readings, and crops
-with nothing to read, far better from right ones than that of the more convinced.
+the surer one is believed.
 """
 
 from typing import Any
@@ -116,20 +115,15 @@ class DecoderHead(nn.Module):
         if by == "ctc":
             return aligned
         decoded, of_aligned = self.read_guessed(self.memory(tokens), aligned, **options)
-        differ = texts_differ(decoded, aligned)
-        rows = differ.nonzero()[:, 0]
-        # What each of them thinks of its own text, and of the other's.
-        own, others = decoded.confidence.log(), aligned.confidence.log()
-        ctc_of_decoded = others.clone()
-        ctc_of_decoded[rows] = self.ctc.log_probability(tokens[rows], decoded.ids[rows], decoded.lengths[rows])
-        take_ctc, decoder_of_aligned = others > own, own  # a decoder that does not tell finds no other text likelier
+        take_ctc = aligned.confidence > decoded.confidence
         if of_aligned is not None:
-            known = differ & ~of_aligned.isnan()
-            decoder_of_aligned = of_aligned.where(known, own)
-            likelier = decoder_of_aligned + CTC_COUNTS * others > own + CTC_COUNTS * ctc_of_decoded
-            take_ctc = likelier.where(known, take_ctc)
-        believed = torch.where(take_ctc, torch.minimum(others, decoder_of_aligned), torch.minimum(own, ctc_of_decoded))
-        return choose(decoded, aligned, take_ctc)._replace(confidence=believed.exp())
+            differ = (texts_differ(decoded, aligned) & ~of_aligned.isnan()).nonzero()[:, 0]
+            of_decoded = self.ctc.log_probability(tokens[differ], decoded.ids[differ], decoded.lengths[differ])
+            take_ctc[differ] = (
+                of_aligned[differ] + CTC_COUNTS * aligned.confidence[differ].log()
+                > decoded.confidence[differ].log() + CTC_COUNTS * of_decoded
+            )
+        return choose(decoded, aligned, take_ctc)
 
 
 def texts_differ(a: Decoded, b: Decoded) -> Tensor:

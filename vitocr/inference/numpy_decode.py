@@ -65,21 +65,15 @@ def decode(
         decoded = read_stepwise(step, image, reading)
     if by == "decoder":
         return decoded
-    differ = texts_differ(decoded, aligned)
-    with np.errstate(divide="ignore"):  # no chance at all is -inf
-        own, others = np.log(decoded.confidence), np.log(aligned.confidence)
-        ctc_of_decoded, chances = others.copy(), softmax(encoded["ctc_logits"][differ])
-        ctc_of_decoded[differ] = np.log(
-            text_probability(chances, decoded.ids[differ], decoded.lengths[differ], blank=reading["end"])
-        )
-    take_ctc, decoder_of_aligned = others > own, own
+    take_ctc = aligned.confidence > decoded.confidence
     if of_aligned is not None:
-        known = differ & ~np.isnan(of_aligned)
-        decoder_of_aligned = np.where(known, of_aligned, own)
-        likelier = decoder_of_aligned + CTC_COUNTS * others > own + CTC_COUNTS * ctc_of_decoded
-        take_ctc = np.where(known, likelier, take_ctc)
-    believed = np.where(take_ctc, np.minimum(others, decoder_of_aligned), np.minimum(own, ctc_of_decoded))
-    return choose(decoded, aligned, take_ctc)._replace(confidence=np.exp(believed))
+        differ = np.flatnonzero(texts_differ(decoded, aligned) & ~np.isnan(of_aligned))
+        chances, ids = softmax(encoded["ctc_logits"][differ]), decoded.ids[differ]
+        with np.errstate(divide="ignore"):  # no chance at all is -inf
+            of_decoded = np.log(text_probability(chances, ids, decoded.lengths[differ], blank=reading["end"]))
+            one, two = np.log(aligned.confidence[differ]), np.log(decoded.confidence[differ])
+        take_ctc[differ] = of_aligned[differ] + CTC_COUNTS * one > two + CTC_COUNTS * of_decoded
+    return choose(decoded, aligned, take_ctc)
 
 
 def texts_differ(a: Decoded, b: Decoded) -> NDArray[np.bool_]:
