@@ -137,7 +137,7 @@ def export(
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(help="What is to read: decoder, ctc, or the surer of the two (the default).")
+        str | None, typer.Option(help="What is to read: decoder, ctc, or surer: of their two texts the likelier (the default).")
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="ONNX in INT8, for the CPU. Takes --calibrate.")] = False,
     calibrate: Annotated[
