@@ -137,7 +137,8 @@ def export(
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(help="What is to read: decoder, ctc, or surer: of their two texts the likelier (the default).")
+        str | None,
+        typer.Option(help="What is to read: decoder, ctc, or surer, the likelier of both texts (the default)."),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="ONNX in INT8, for the CPU. Takes --calibrate.")] = False,
     calibrate: Annotated[
