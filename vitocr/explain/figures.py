@@ -174,7 +174,7 @@ def looks_figure(found: Explanation, seen: ImageSeen, looks: Looks, stem: str, n
         "decoder": "Where the decoder looked (its last layer, a mean over heads) when it wrote each character",
         "CTC": "The columns from which CTC read each character",
     }[looks.who]
-    both = " The model answers with the surer of its two readers." if len(seen.looks) > 1 else ""
+    both = " The model answers with the likelier of their two texts." if len(seen.looks) > 1 else ""
     reading = f"“{text}”, {percent(looks.confidence)} sure" if text else "It read nothing"
     return Shown(
         f"{stem}-{looks.who.lower()}",
