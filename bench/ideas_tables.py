@@ -10,7 +10,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ ENGLISH = {
     "peak": "peak memory",
     "about options": "{budget} each, one thread on one core, {seeds}; {measured}.",
     "seed": "one run each",
+    "given": "All with `{words}`.",
+    "tuned": "Fine-tuning alone with `{words}`.",
     "seeds": "mean of {n} seeds",
     "cifar10": "CIFAR-10, 10,000 test images",
     "str": "words of letters and digits, case ignored",
@@ -83,6 +85,8 @@ KOREAN = {
     "peak": "최대 메모리",
     "about options": "각 {budget}, 코어 하나에 스레드 하나, {seeds}; {measured}.",
     "seed": "각 1회 실행",
+    "given": "공통 옵션: `{words}`.",
+    "tuned": "미세조정에만 쓴 옵션: `{words}`.",
     "seeds": "시드 {n}개 평균",
     "cifar10": "CIFAR-10 테스트 이미지 10,000장",
     "str": "영문자·숫자 단어, 대소문자 무시",
@@ -182,7 +186,12 @@ def options_table(group: Mapping[str, Any], words: Words) -> str:
         seeds=words["seeds"].format(n=seeds) if seeds > 1 else words["seed"],
         measured=words[group["task"]],
     )
-    return f"{markdown([*heading, words['peak']], lines)}\n{about}\n"
+    return f"{markdown([*heading, words['peak']], lines)}\n{about}{given(group['given'], words)}\n"
+
+
+def given(options: Sequence[str], words: Words, told: str = "given") -> str:
+    """What all runs of a table, or some, had on their command lines."""
+    return f" {words[told].format(words=' '.join(options))}" if options else ""
 
 
 def scaling_table(told: Mapping[str, Any], words: Words) -> str:
@@ -223,7 +232,8 @@ def pretraining_table(told: Mapping[str, Any], words: Words) -> str:
         for row in told["rows"]
     ]
     table = markdown([*heading, *(words["one seed"].format(n=seed) for seed in seeds), words["mean"]], lines)
-    return f"{table}\n{words['about pretraining'].format(budget=told['pretrain'], gain=100 * told['gain'])}\n"
+    about = words["about pretraining"].format(budget=told["pretrain"], gain=100 * told["gain"])
+    return f"{table}\n{about}{given(told['words'], words)}{given(told['tuned'], words, 'tuned')}\n"
 
 
 def looks_table(told: Mapping[str, Any], words: Words) -> str:

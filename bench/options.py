@@ -133,7 +133,9 @@ def collect(name: str, args: argparse.Namespace) -> dict[str, Any]:
         done = [one for one in seeds if one is not None]
         if done:
             found.append({"label": label, "words": words, "runs": done})
-    return {"task": task, "budget": args.words_budget or args.budget if task == "str" else args.budget, "rows": found}
+    budget = args.words_budget or args.budget if task == "str" else args.budget
+    given = [*(args.str if task == "str" else args.cifar10).split(), *args.words]
+    return {"task": task, "budget": budget, "given": given, "rows": found}
 
 
 def write(args: argparse.Namespace) -> dict[str, Any]:

@@ -78,8 +78,8 @@ def main() -> None:
     ]
     gain = rows[1]["mean"] - rows[0]["mean"]  # type: ignore[operator]
     epochs = pretrained[0]["train"]["epochs"]
-    summary = {"pretrain": args.pretrain, "budget": args.budget, "fraction": args.fraction, "words": words,
-               "pretraining": [figures["train"] for figures in pretrained], "rows": rows, "gain": gain}  # fmt: skip
+    summary = {"pretrain": args.pretrain, "budget": args.budget, "fraction": args.fraction,
+               "words": words, "tuned": args.tune_words.split(), "pretraining": [figures["train"] for figures in pretrained], "rows": rows, "gain": gain}  # fmt: skip
     labels = [f"{arm} ({args.probe})" if arm == "linear probe" else arm for arm in ARMS]
     table = markdown(
         [f"{args.budget} on the labels", *(f"seed {seed}" for seed in range(args.seeds)), "mean", "epochs"],
@@ -92,6 +92,8 @@ def main() -> None:
         f"Pretrained for {args.pretrain} on 50,000 images without labels ({epochs:.0f} epochs); then "
         f"{100 * args.fraction:.0f} % of the labels. Accuracy on the 10,000 test images.\n\n{table}\n"
         f"Fine-tuned against from scratch: {100 * gain:+.2f} points.\n"
+        + (f"All with `{' '.join(words)}`.\n" if words else "")
+        + (f"Fine-tuning alone with `{args.tune_words}`.\n" if args.tune_words else "")
     )
     save(args.out, "pretraining", summary, table)
     shutil.copyfile(args.runs / "pretrained-0" / "samples.png", args.out / "pretraining.png")

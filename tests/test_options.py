@@ -143,10 +143,10 @@ def test_every_option_composes() -> None:
 
 
 def test_the_table_holds_what_has_finished_and_leaves_other_groups_alone(tmp_path: Path) -> None:
-    args = arguments(tmp_path)
+    args = arguments(tmp_path, cifar10="backbone.depth=4", words=["clip=2"])
     args.out.mkdir()
     run = {"accuracy": 0.5, "parameters": 1, "trained_per_second": 1, "used_per_second": 1, "peak_bytes": None}
-    of_norm = {"task": "cifar10", "budget": "1m", "rows": [{"label": "pre", "words": "", "runs": [run]}]}
+    of_norm = {"task": "cifar10", "budget": "1m", "given": [], "rows": [{"label": "pre", "words": "", "runs": [run]}]}
     (args.out / "options.json").write_text(json.dumps({"groups": {"norm": of_norm}}))
     finish(options.folder_of("cifar10", "", 0, args), 0.8)
     finish(options.folder_of("cifar10", "", 1, args), 0.9)
@@ -156,6 +156,7 @@ def test_the_table_holds_what_has_finished_and_leaves_other_groups_alone(tmp_pat
     assert row["label"] == "average" and [run["accuracy"] for run in row["runs"]] == [0.8, 0.9]
     table = (args.out / "options.md").read_text()
     assert "| average | 85.00 % | 80.00, 90.00 | 1.50 M | 500 | 700 MB |" in table
+    assert table.count("All with `backbone.depth=4 clip=2`.") == 1
     options.draw({"token": groups["token"]}, args.out / "options.png")
     assert (args.out / "options.png").stat().st_size > 1000
 
