@@ -78,8 +78,16 @@ def main() -> None:
     ]
     gain = rows[1]["mean"] - rows[0]["mean"]  # type: ignore[operator]
     epochs = pretrained[0]["train"]["epochs"]
-    summary = {"pretrain": args.pretrain, "budget": args.budget, "fraction": args.fraction,
-               "words": words, "tuned": args.tune_words.split(), "pretraining": [figures["train"] for figures in pretrained], "rows": rows, "gain": gain}  # fmt: skip
+    summary = {
+        "pretrain": args.pretrain,
+        "budget": args.budget,
+        "fraction": args.fraction,
+        "words": words,
+        "tuned": args.tune_words.split(),
+        "pretraining": [figures["train"] for figures in pretrained],
+        "rows": rows,
+        "gain": gain,
+    }
     labels = [f"{arm} ({args.probe})" if arm == "linear probe" else arm for arm in ARMS]
     table = markdown(
         [f"{args.budget} on the labels", *(f"seed {seed}" for seed in range(args.seeds)), "mean", "epochs"],
