@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -85,6 +86,7 @@ def train_side_by_side(
     running: dict[int, tuple[Path, subprocess.Popen[bytes]]] = {}
     peaks: dict[Path, int] = {}
     failed: list[Path] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` is reached
     try:
         while todo or running:
             for core in cores:
@@ -109,6 +111,7 @@ def train_side_by_side(
     finally:
         for _, process in running.values():  # an interrupted bench leaves nobody behind on the cores
             process.terminate()
+        signal.signal(signal.SIGTERM, before)
     return failed
 
 

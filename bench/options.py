@@ -74,6 +74,7 @@ GROUPS = {
     ),
     "token": Group("cifar10", {"average": "", "class token": "backbone.class_token=true head.pool=cls"}),
 }
+LEAST_POINTS = 6.0  # that a panel of the picture spans
 LAST_STEP = "val_every=1000000"  # validation would take minutes off the budget, and choose a checkpoint
 
 
@@ -161,6 +162,9 @@ def draw(groups: Mapping[str, Any], path: Path) -> None:
             values = [100 * run["accuracy"] for run in row["runs"]]
             axes.plot(values, [at] * len(values), "o", color="#1f5fa8", alpha=0.6, markersize=5, markeredgewidth=0)
             axes.plot(statistics.mean(values), at, "|", color="#1f2933", markersize=13)
+        low, high = axes.get_xlim()
+        room = max(0.0, LEAST_POINTS - (high - low)) / 2
+        axes.set_xlim(low - room, high + room)  # no panel makes mountains of tenths
         axes.set_yticks(range(len(group["rows"])), [row["label"] for row in group["rows"]])
         axes.set_ylim(len(group["rows"]) - 0.5, -0.5)
         what = "words read" if group["task"] == "str" else "CIFAR-10 test"

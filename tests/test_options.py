@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import sys
+import time
 from argparse import Namespace
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +29,7 @@ options = dict(word.split("=", 1) for word in sys.argv[1:])
 if "fail" in options: sys.exit("no such thing")
 held = b"x" * (int(options.get("megabytes", 0)) * 2**20)
 found = {"given": sys.argv[1:], "cores": sorted(os.sched_getaffinity(0)), "began": time.time()}
-time.sleep(0.3)
+time.sleep(float(options.get("seconds", 0.3)))
 Path(options["run_dir"], "metrics.json").write_text(json.dumps(found | {"ended": time.time()}))
 """
 
@@ -57,6 +59,18 @@ def test_runs_have_a_thread_and_a_core_each_and_no_more_at_a_time_than_cores(tra
         assert one is not None and one["cores"] == cores()[:1]
         assert {"trainer=cpu", "trainer.devices=1", "trainer.threads=1", f"seed={number}"} <= set(one["given"])
     assert all(a["ended"] <= b["began"] for a, b in pairwise(told))  # type: ignore[index]
+
+
+def test_a_bench_that_is_told_to_end_leaves_no_run_behind(trainer: Path) -> None:
+    if len(cores()) < 2:
+        pytest.skip("needs two cores")
+    runs = {trainer / "a": ["seconds=0.1"], trainer / "b": ["seconds=1"]}
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        common.train_side_by_side(runs, cores=cores()[:2], finished=lambda folder: os.kill(os.getpid(), signal.SIGTERM))
+    time.sleep(1.2)
+    assert common.figures_of(trainer / "a") is not None and common.figures_of(trainer / "b") is None
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_run_that_has_finished_is_not_done_again_and_one_that_was_interrupted_goes_on(trainer: Path) -> None:
