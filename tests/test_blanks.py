@@ -58,6 +58,14 @@ def test_photographs_are_cut_from_where_there_are_some(tmp_path: Path) -> None:
     assert plain.fingerprint() != with_photos.fingerprint()
 
 
+def test_all_photographs_serve_not_only_the_first_thousands(tmp_path: Path) -> None:
+    photographs = np.zeros((8_000, 8, 8, 3), np.uint8)
+    photographs[:, :, :, 1] = (np.arange(8_000) % 7)[:, None, None] * 30  # every seventh is as bright as this
+    np.save(tmp_path / "photos.npy", photographs)
+    blanks = Blanks(size=(32, 128), photos=tmp_path / "photos.npy")
+    assert len(blanks._photos) == 8_000
+
+
 def test_they_can_be_looked_at(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as left:
         vitocr_command(["data", "look", "blanks", "--rows", "8", "--out", str(tmp_path / "look.png")])

@@ -132,6 +132,18 @@ def test_as_many_words_lean_steeply_as_are_asked_for() -> None:
     assert 10 < np.median(all_of_them) < 20 and 25 < all_of_them.max() < 40
 
 
+def test_effects_are_named_or_changed_one_by_one_and_what_there_is_not_is_said() -> None:
+    assert Effects.named("all") == Effects() == Effects.named({})
+    assert Effects.named("mild") == Effects.mild() and Effects.named("none") == PLAIN
+    assert Effects.named({"steep": 0.3}) == dataclasses.replace(Effects(), steep=0.3)
+    with pytest.raises(UserError, match="effects=wild: there are all, mild, none"):
+        Effects.named("wild")
+    with pytest.raises(UserError, match="no 'steap'.*'steep'"):
+        Effects.named({"steap": 0.3})
+    with pytest.raises(UserError, match="steep is how often.*not 30"):
+        Effects.named({"steep": 30})
+
+
 def test_without_effects_type_is_plain_on_a_plain_ground() -> None:
     renderer = Renderer(RenderSpec(effects=PLAIN))
     for index in range(10):

@@ -101,3 +101,26 @@ def test_only_photographs_are_disguised_and_as_many_as_asked_for() -> None:
 def test_what_else_is_drawn_does_not_depend_on_disguises() -> None:
     plain, more = (draw(50, np.random.default_rng(3), ops=0.3, warp=0.5, disguise=share) for share in (0.0, 1.0))
     assert all(np.array_equal(a, b) for a, b in zip(plain[:4], more[:4], strict=True))
+
+
+def test_photographed_words_lean_when_asked_to_and_are_still_seen_whole() -> None:
+    words = torch.full((2, 3, 32, 128), 40.0)
+    words[:, :, 6:26, 4:124] = 220  # a word that fills its crop
+    flat, leaning = warped(words, torch.zeros(2, 7), lean=torch.tensor([0.0, 1.0]))
+    assert torch.equal(flat, warped(words[:1], torch.zeros(1, 7))[0])
+    rows = torch.arange(32.0)
+    bright = (leaning[0] > 130).float()
+    height = (bright * rows[:, None]).sum(dim=0) / bright.sum(dim=0)  # of the middle of the word, column by column
+    assert abs(height[25] - height[103]) > 6, "one end stands higher"
+    border = torch.cat([leaning[0, 0], leaning[0, -1], leaning[0, :, 0], leaning[0, :, -1]])
+    assert (border > 130).float().mean() < 0.05, "and nothing is cut off"
+
+
+def test_only_photographs_lean_and_as_many_as_asked_for() -> None:
+    drawn = draw(256, np.random.default_rng(0), ops=0.0, warp=0.0, lean=0.5)
+    assert 0.4 < (drawn.lean != 0).mean() < 0.6
+    images, photographs = crops(256), torch.arange(256) % 2 == 0
+    everywhere = torch.ones(256, dtype=torch.bool)
+    changed = (augment(images, drawn, movable=everywhere, photographs=photographs) != images).flatten(1).any(dim=1)
+    assert torch.equal(changed, photographs & torch.from_numpy(drawn.lean != 0))
+    assert torch.equal(augment(images, drawn, movable=everywhere), images), "unless somebody says which they are"

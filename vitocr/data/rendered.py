@@ -64,8 +64,7 @@ def open_rendered(
     """`options` is conf `render:` — RenderSpec's fields, and `rows` (of an epoch; "auto" goes by the budget, and by
     whether the machine `trains_slowly`) and `cache` (a folder; null renders every row anew)."""
     options = dict(options)
-    if options.get("effects") == "mild":
-        options["effects"] = asdict(Effects.mild())
+    options["effects"] = asdict(Effects.named(options.get("effects", "all")))
     # A set of one case is drawn in both: the codec folds them, the world does not.
     drawn = PRESETS["62"] if str(charset) == "36" else PRESETS.get(str(charset))
     if charset == "korean":

@@ -23,6 +23,7 @@ from torch import Tensor
 from vitocr.data.batch_ops import COLOUR, GEOMETRIC, one_operation_each
 
 TURN = np.deg2rad(5)  # at most, either way
+LEAN = np.deg2rad(18)  # at most, either way: of photographed words that are to lean
 SLANT = 0.3  # of the height, to either side
 SEEN = (1.06, 1.08)  # of the height, of the width: a little more than the crop, as a turned word needs room ...
 SIZE = 0.12  # ... give or take this, each on its own
@@ -41,14 +42,17 @@ class Draw(NamedTuple):
     warp: NDArray[np.float64]  # (B, 7) from -1 to 1: turn, slant, height, width, down, across, taper
     disguised: NDArray[np.bool_]  # (B,)
     disguise: NDArray[np.int64]  # (B, 3): which of COLOURS, negative or not, which of PIXELS
+    lean: NDArray[np.float64]  # (B,) from -1 to 1: how far it leans if it is a photograph; 0 for not at all
 
     def of(self, rows: slice) -> Draw:
         return Draw._make(drawn[rows] for drawn in self)
 
 
-def draw(total: int, rng: np.random.Generator, *, ops: float, warp: float, disguise: float = 0.0) -> Draw:
-    """ops, warp: shares of the images that undergo one operation of colour, or are warped. disguise: of those that are
-    photographs the share that is disguised."""
+def draw(
+    total: int, rng: np.random.Generator, *, ops: float, warp: float, disguise: float = 0.0, lean: float = 0.0
+) -> Draw:
+    """ops, warp: shares of the images that undergo one operation of colour, or are warped. disguise, lean: of those
+    that are photographs the shares that are disguised, and that are turned a good deal."""
     operation = rng.integers(len(GEOMETRIC), len(GEOMETRIC) + len(COLOUR), total)
     operation[rng.random(total) >= ops] = -1
     strength, warps = rng.uniform(-1, 1, total), rng.random(total) < warp
@@ -60,20 +64,25 @@ def draw(total: int, rng: np.random.Generator, *, ops: float, warp: float, disgu
         warping,
         rng.random(total) < disguise,
         rng.integers((len(COLOURS), 2, len(PIXELS)), size=(total, 3)),
+        np.where(rng.random(total) < lean, rng.uniform(-1, 1, total), 0.0),
     )
 
 
 def augment(images: Tensor, drawn: Draw, *, movable: Tensor, photographs: Tensor | None = None) -> Tensor:
     """movable (B,): whether an image may be warped, or its characters must stay where they are said to be.
-    photographs (B,): whether it may be disguised; by default none is."""
+    photographs (B,): whether it may be disguised, and lean; by default none is and does."""
+    leaning = torch.zeros(len(images))
+    if photographs is not None:
+        leaning = torch.from_numpy(drawn.lean).float() * photographs.cpu()
     if photographs is not None and (hidden := drawn.disguised & photographs.cpu().numpy()).any():
         images = images.clone()
         rows = torch.from_numpy(np.flatnonzero(hidden)).to(images.device)
         images[rows] = disguised(images[rows], drawn.disguise[hidden])
-    rows = torch.from_numpy(np.flatnonzero(drawn.warped & movable.cpu().numpy())).to(images.device)
+    rows = ((torch.from_numpy(drawn.warped) | (leaning != 0)) & movable.cpu()).nonzero()[:, 0]
     if len(rows):
-        images = images.clone()
-        images[rows] = warped(images[rows], torch.from_numpy(drawn.warp).float()[rows.cpu()].to(images.device))
+        images, here = images.clone(), images.device
+        warp = torch.from_numpy(drawn.warp).float()[rows].to(here)
+        images[rows.to(here)] = warped(images[rows.to(here)], warp, lean=leaning[rows].to(here))
     if (drawn.operation >= 0).any():
         images = one_operation_each(images, drawn.operation, drawn.strength)
     return images
@@ -94,13 +103,19 @@ def disguised(images: Tensor, disguise: NDArray[np.int64]) -> Tensor:
     return images
 
 
-def warped(images: Tensor, warp: Tensor) -> Tensor:
-    """Each image seen through its own projective map; what comes from outside repeats the border."""
+def warped(images: Tensor, warp: Tensor, *, lean: Tensor | None = None) -> Tensor:
+    """Each image seen through its own projective map; what comes from outside repeats the border. lean (B,): turned by
+    so much of LEAN besides, and so much smaller that all of it is still seen."""
     B, _, H, W = images.shape
     turn, slant, tall, wide, down, across, taper = warp.unbind(dim=1)
     aspect = W / H  # in units of the height; turning is about pixels, not about shares of the sides
-    cos, sin = (TURN * turn).cos(), (TURN * turn).sin()
+    angle = TURN * turn
     y_of, x_of = SEEN[0] + SIZE * tall, SEEN[1] + SIZE * wide
+    if lean is not None:
+        far = (LEAN * lean).abs()
+        angle = angle + LEAN * lean
+        y_of, x_of = y_of * (far.cos() + aspect * far.sin()), x_of * (far.cos() + far.sin() / aspect)
+    cos, sin = angle.cos(), angle.sin()
     zero, one = torch.zeros_like(turn), torch.ones_like(turn)
     # From the place of a pixel in the result (x, y, 1), from -1 to 1, to where it is taken from.
     matrix = torch.stack([

@@ -107,7 +107,7 @@ class TextKit:
         images = batch.images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         how, size = self.config["augment"], len(images)
         rng = np.random.default_rng((self.config["seed"], batch.position))
-        shares = {name: float(how[name]) for name in ("ops", "warp", "disguise")}
+        shares = {name: float(how[name]) for name in ("ops", "warp", "disguise", "lean")}
         drawn = draw(size * world, rng, **shares).of(slice(rank * size, (rank + 1) * size))
         photographs = batch.spans[:, 0, 0].isnan()  # nobody knows where their characters stand
         # Characters stay where their spans say they are, as long as the spans are told.

@@ -42,7 +42,7 @@ def draw_blank(
     canvas = (min(height, round(source)), max(8, min(final[1], round(source * aspect))))
     colours = draw_colours(rng)
     picture = _ground(rng, canvas, colours, photos)
-    if rng.random() < 0.6:
+    if rng.random() < 0.5:
         for _ in range(rng.randint(1, MOST_THINGS)):
             rng.choice(_THINGS)(rng, picture, colours)
     if rng.random() < effects.light:
@@ -53,15 +53,16 @@ def draw_blank(
 def _ground(rng: random.Random, canvas: tuple[int, int], colours: Colours, photos: list[NDArray[np.uint8]]) -> Pixels:
     height, width = canvas
     chance = rng.random()
-    if chance < 0.4 and photos:
+    if chance < 0.55 and photos:
         return _piece(rng, photos, height, width)
     picture = np.empty((height, width, 3), np.float32)
     picture[:] = _some_colour(rng, colours)
-    if chance < 0.55:  # a wall, a sky, a shadow: one colour passing into another
+    chance = rng.random()
+    if chance < 0.25:  # a wall, a sky, a shadow: one colour passing into another
         along = grounds.cut(grounds.fields(), rng, height, width, zoom=3.0).reshape(height, width, 1)
         other = np.array(_some_colour(rng, colours), np.float32)
         picture += (0.5 + 0.5 * along) * np.float32(rng.uniform(0.2, 1.0)) * (other - picture)
-    if chance < 0.9:
+    if chance < 0.83:
         piece = grounds.cut(grounds.textures(), rng, height, width, zoom=4.0)
         picture += piece * np.float32(rng.expovariate(1 / 20))
     return picture
@@ -71,7 +72,10 @@ def _piece(rng: random.Random, photos: list[NDArray[np.uint8]], height: int, wid
     """Of a photograph, in any proportions: what is in it may come to stand as narrow or as wide as letters do."""
     photo = photos[int(rng.random() * len(photos))]
     rows, columns = photo.shape[:2]
-    high, wide = max(4, round(rows * rng.uniform(0.12, 1.0))), max(8, round(columns * rng.uniform(0.3, 1.0)))
+    if rng.random() < 0.25:
+        high, wide = rows, columns  # a whole scene, squeezed as any crop is
+    else:
+        high, wide = max(4, round(rows * rng.uniform(0.12, 1.0))), max(8, round(columns * rng.uniform(0.3, 1.0)))
     top, left = int(rng.random() * (rows - high + 1)), int(rng.random() * (columns - wide + 1))
     piece = photo[top : top + high, left : left + wide]
     piece = piece[:, ::-1] if rng.random() < 0.5 else piece

@@ -97,15 +97,18 @@ def noise() -> Pixels:
     return (both / both.std())[None]
 
 
-def load_photos(folders: Iterable[str | Path], *, cifar10: Path | None = None) -> list[NDArray[np.uint8]]:
-    """Photographs below the folders, made small, in the order of their names; and images of CIFAR-10 if given."""
+def load_photos(
+    folders: Iterable[str | Path], *, cifar10: Path | None = None, most: int = MOST_PHOTOS
+) -> list[NDArray[np.uint8]]:
+    """Photographs below the folders, made small, in the order of their names; and images of CIFAR-10 if given.
+    most: of each of these, spread over all there are."""
     photos: list[NDArray[np.uint8]] = []
     for folder in folders:
         root = Path(folder).expanduser()
         paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES)
         if not paths:
             raise UserError(f"There are no photographs ({', '.join(PHOTO_SUFFIXES)}) in {root}.")
-        for path in paths[:: max(1, len(paths) // MOST_PHOTOS)]:
+        for path in paths[:: max(1, len(paths) // most)]:
             try:
                 with Image.open(path) as image:
                     image.draft("RGB", (PHOTO_SIDE, PHOTO_SIDE))
@@ -116,7 +119,7 @@ def load_photos(folders: Iterable[str | Path], *, cifar10: Path | None = None) -
                 continue  # one broken photograph among thousands does not matter
     if cifar10 is not None:
         images = np.load(cifar10, mmap_mode="r")
-        photos += list(np.ascontiguousarray(images[:: max(1, len(images) // MOST_PHOTOS)]))
+        photos += list(np.ascontiguousarray(images[:: max(1, len(images) // most)]))  # all of them stay on the disk
     return photos
 
 

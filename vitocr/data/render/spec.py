@@ -8,14 +8,17 @@ turns one number and `Effects.none()` gives plain type on a plain ground.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitocr.errors import UserError, did_you_mean
+
 PRINTABLE = "".join(chr(code) for code in range(33, 127))  # the 94 characters of the usual benchmarks
-VERSION = 1  # raised whenever the same (spec, index) gives another crop: old caches are then not mistaken for new
+VERSION = 2  # raised whenever the same (spec, index) gives another crop: old caches are then not mistaken for new
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,22 @@ class Effects:
     @classmethod
     def none(cls) -> Effects:
         return cls(**{entry.name: 0.0 for entry in dataclasses.fields(cls)})
+
+    @classmethod
+    def named(cls, wanted: str | Mapping[str, float]) -> Effects:
+        """`all`, `mild` or `none` of them; or all, with those that are named as often as is said there."""
+        sets: dict[str, Callable[[], Effects]] = {"all": cls, "mild": cls.mild, "none": cls.none}
+        if isinstance(wanted, str):
+            if wanted not in sets:
+                raise UserError(f"render.effects={wanted}: there are {', '.join(sets)}, or {{blur: 0.5, ...}}.")
+            return sets[wanted]()
+        known = [entry.name for entry in dataclasses.fields(cls)]
+        for name, share in wanted.items():
+            if name not in known:
+                raise UserError(f"render.effects: there is no {name!r}.{did_you_mean(name, known)}")
+            if not isinstance(share, (int, float)) or not 0 <= share <= 1:
+                raise UserError(f"render.effects: {name} is how often it is used, from 0 to 1, not {share!r}.")
+        return cls(**wanted)
 
 
 @dataclass(frozen=True)
