@@ -102,7 +102,7 @@ def main() -> None:
         images = [turned(image, lying) for image, _ in words]
         found = predictor(images, any_rotation=True, threshold=0)
         figures["turns"][lying] = {
-            "as it stands": judge(predictor(images, threshold=0), texts, protocol),
+            "as it stands": judge(predictor(images, tall_crops=False, threshold=0), texts, protocol),
             "any rotation": judge(found, texts, protocol),
             "orientation": round(
                 float(np.mean([isinstance(r, Reading) and (r.rotation + lying) % 360 == 0 for r in found])), 4

@@ -223,6 +223,17 @@ def test_another_normalisation_of_pixels_is_said(tmp_path: Path) -> None:
     assert "pixels were normalised otherwise: mean is [0.5, 0.5, 0.5] there and [0.4, 0.4, 0.4] here" in moved.notes
 
 
+@pytest.mark.parametrize(("seed", "size", "said"), [(0, 500, False), (1, 500, True), (0, 400, True), (1, 0, False)])
+def test_a_run_that_holds_back_other_rows_than_its_origin_is_told_so(
+    seed: int, size: int, said: bool, tmp_path: Path
+) -> None:
+    there, here = classifier(), classifier(seed=1)
+    there[1]["provenance"]["config"] = {"name": "str", "seed": 0, "data": {"val_size": 500}}
+    here[1]["provenance"]["config"] = {"name": "str", "seed": seed, "data": {"val_size": size}}
+    moved = moved_from(tmp_path, there, here)[0]
+    assert any("seed=0 data.val_size=500 holds back the same" in note for note in moved.notes) == said
+
+
 # --- freezing -------------------------------------------------------------------------------------------------
 
 

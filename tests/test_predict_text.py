@@ -47,6 +47,25 @@ def test_unless_asked_a_picture_is_read_as_it_stands() -> None:
     assert reading.text == "j" and reading.rotation == 0 and runner.batches == [1]
 
 
+@pytest.mark.parametrize("lying", [90, 270])
+def test_a_crop_much_higher_than_wide_is_read_on_its_side_too(lying: int) -> None:
+    image = turned(bars("bdfhj"), lying)
+    reading = reader_of_bars()(image)
+    assert reading.text == "bdfhj" and (reading.rotation + lying) % 360 == 0
+    assert_boxes_hold_their_letters(reading, image)
+    assert reader_of_bars()(image, tall_crops=False).text != "bdfhj"
+
+
+def test_only_tall_crops_are_looked_at_three_times() -> None:
+    def looks(height: int, width: int, **options: Any) -> list[int]:
+        runner = BarReader()
+        reader_of_bars(runner)(np.full((height, width, 3), 255, np.uint8), **options)
+        return runner.batches
+
+    assert looks(60, 40) == [3] and looks(59, 40) == looks(20, 80) == [1]
+    assert looks(60, 40, tall_crops=False) == [1] and looks(60, 40, any_rotation=True) == [4]
+
+
 def test_the_four_orientations_of_a_picture_are_one_batch() -> None:
     runner = BarReader()
     reader_of_bars(runner)(bars("abc"), any_rotation=True)

@@ -138,9 +138,9 @@ def test_effects_are_named_or_changed_one_by_one_and_what_there_is_not_is_said()
     assert Effects.named({"steep": 0.3}) == dataclasses.replace(Effects(), steep=0.3)
     with pytest.raises(UserError, match="effects=wild: there are all, mild, none"):
         Effects.named("wild")
-    with pytest.raises(UserError, match="no 'steap'.*'steep'"):
+    with pytest.raises(UserError, match=r"no 'steap'.*'steep'"):
         Effects.named({"steap": 0.3})
-    with pytest.raises(UserError, match="steep is how often.*not 30"):
+    with pytest.raises(UserError, match=r"steep is how often.*not 30"):
         Effects.named({"steep": 30})
 
 

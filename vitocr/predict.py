@@ -32,7 +32,6 @@ from vitocr.drawing.pictures import is_one, pixels_of
 from vitocr.errors import UserError
 from vitocr.inference.ahead import in_order
 from vitocr.inference.options import Options, asking
-from vitocr.inference.orient import TURNS
 from vitocr.inference.views import View, aspect, put_together, reading_of, views_of
 from vitocr.preprocess import Preprocess
 from vitocr.results import Failure, Label, Reading
@@ -176,6 +175,7 @@ class Predictor:
         batch_size: int = 64,
         top_k: int = 5,
         any_rotation: bool = False,
+        tall_crops: Literal["auto", False] = "auto",
         long_lines: Literal["auto", False] = "auto",
         threshold: float | None = None,
         **constrained: Any,
@@ -194,8 +194,10 @@ class Predictor:
         least = self.threshold if threshold is None else threshold
         # Windows see parts of a text. Which parts may follow which is nothing that a rule for the whole can tell.
         windows = bool(long_lines) and n_best == 1 and not by_rule
-        turns = TURNS if any_rotation else TURNS[:1]
-        look = partial(views_of, preprocess=self.preprocess, turns=turns, windows=windows)
+        look = partial(
+            views_of, preprocess=self.preprocess, any_rotation=any_rotation, tall_crops=bool(tall_crops),
+            windows=windows,
+        )  # fmt: skip
         for one, rows in self._answers(inputs, look, batch_size=batch_size, asked=asked):
             if one.failure is not None:
                 yield one.failure

@@ -170,6 +170,9 @@ def predict(
     any_rotation: Annotated[
         bool, typer.Option("--any-rotation", help="Look for text in all four orientations; says how it was turned.")
     ] = False,
+    tall_crops: Annotated[
+        bool, typer.Option(help="Look at crops much higher than wide on both their sides too; says how it was turned.")
+    ] = True,
     long_lines: Annotated[
         bool, typer.Option(help="Read what is much longer than a word in overlapping windows.")
     ] = True,
@@ -215,6 +218,7 @@ def predict(
         # None is the usual way, which a model that tells classes apart has too.
         n_best=n_best if n_best > 1 else None,
         any_rotation=any_rotation or None,
+        tall_crops=None if tall_crops else False,
         long_lines=None if long_lines else False,
         threshold=threshold,
         match=match,

@@ -21,6 +21,7 @@ from vitocr.data.folder import decode_image
 from vitocr.errors import UserError
 from vitocr.explain.looks import Looks, looks_of
 from vitocr.explain.measures import attention_distance, even_distance, principal_components, rollout, similarity
+from vitocr.inference.options import Options
 from vitocr.models.model import Model
 from vitocr.predict import Predictor
 from vitocr.preprocess import Preprocess
@@ -96,7 +97,8 @@ def explain(
             found.failures.append(Failure(str(path), str(error)))
             continue
         # As the networks below see it: whole, and whether it is sure of it or not.
-        answer = answers(pixels, top_k=3, long_lines=False, threshold=0) if answers is not None else None
+        whole: Options = {"top_k": 3, "tall_crops": False, "long_lines": False, "threshold": 0}
+        answer = None if answers is None else answers(pixels, **whole)
         found.images.append(explain_image(found, str(path), pixels, answer))
     if not found.images:
         raise UserError("\n".join(failure.message for failure in found.failures) or "There is no image to explain.")

@@ -16,6 +16,7 @@ class Options(TypedDict, total=False):
     batch_size: int  # images that go through the model at once; a picture in four orientations counts four times
     top_k: int  # classes that a Label names
     any_rotation: bool  # look in all four orientations; `Reading.rotation` says in which the text was
+    tall_crops: Literal["auto", False]  # False: read even what is much higher than wide as it stands, not on its sides
     long_lines: Literal["auto", False]  # False: squeeze even the longest line into the model's frame
     threshold: float  # of confidence, below which there is nothing to read; by default the model's own, 0 for none
     match: str  # a regular expression that the whole text has to satisfy

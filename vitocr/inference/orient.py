@@ -1,4 +1,7 @@
-"""Pictures that may lie on their side or stand on their head: read in all four orientations, the surest wins.
+"""Pictures that may lie on their side or stand on their head: read in several orientations, the surest wins.
+
+All four where anybody asks for them. A crop much higher than wide is looked at on both its sides without being asked:
+of such crops of signs most hold a word that runs up or down.
 
 A turn is the angle, in degrees and clockwise, by which the picture has to be turned to stand upright. Numpy only;
 which model reads the turned pictures is the caller's affair.
@@ -15,6 +18,8 @@ from numpy.typing import NDArray
 from vitocr.results import Reading
 
 TURNS = (0, 180, 90, 270)  # the commoner first
+ON_ITS_SIDE = (0, 90, 270)
+TALL = 1.5  # heights of its width, from which on a crop counts as tall
 LIKELY = 0.5  # from this on there rather is a text than not
 MARGIN = 0.02  # by so much another orientation has to be surer than the picture as it stands: NOON, 8, xox
 
@@ -22,6 +27,13 @@ MARGIN = 0.02  # by so much another orientation has to be surer than the picture
 def turned(image: NDArray[np.uint8], degrees: int) -> NDArray[np.uint8]:
     """(H, W, 3) turned clockwise by 0, 90, 180 or 270 degrees."""
     return np.ascontiguousarray(np.rot90(image, -degrees // 90)) if degrees else image
+
+
+def turns_for(size: tuple[int, int], *, any_rotation: bool, tall_crops: bool) -> tuple[int, ...]:
+    """In which orientations to look at a picture of so many rows and columns."""
+    if any_rotation:
+        return TURNS
+    return ON_ITS_SIDE if tall_crops and size[0] >= TALL * size[1] else TURNS[:1]
 
 
 def size_when_turned(size: tuple[int, int], degrees: int) -> tuple[int, int]:

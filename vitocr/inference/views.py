@@ -1,8 +1,8 @@
 """What of a picture goes into a text model, and how what it answers becomes one `Reading`.
 
-Mostly a picture is looked at once, whole. A long line is looked at in windows (`long_lines`), a picture whose
-orientation nobody knows four times (`orient`), and both can come together. Every look is a row of a batch like any
-other; the answers are put together here. Numpy only.
+Mostly a picture is looked at once, whole. A long line is looked at in windows (`long_lines`), a tall crop three times
+and a picture whose orientation nobody knows four times (`orient`), and both can come together. Every look is a row of
+a batch like any other; the answers are put together here. Numpy only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vitocr.calibration import Calibration
 from vitocr.codec import Charset
 from vitocr.inference.long_lines import cut, join
-from vitocr.inference.orient import size_when_turned, surest, turned, turned_back
+from vitocr.inference.orient import size_when_turned, surest, turned, turned_back, turns_for
 from vitocr.preprocess import Preprocess
 from vitocr.results import Character, Reading
 
@@ -29,11 +29,16 @@ class View(NamedTuple):
 
 
 def views_of(
-    image: NDArray[np.uint8], preprocess: Preprocess, *, turns: Sequence[int] = (0,), windows: bool = False
+    image: NDArray[np.uint8],
+    preprocess: Preprocess,
+    *,
+    any_rotation: bool = False,
+    tall_crops: bool = False,
+    windows: bool = False,
 ) -> list[View]:
-    """turns: the orientations to look in; windows: whether a long line is cut."""
+    """any_rotation, tall_crops: as `orient.turns_for` has them; windows: whether a long line is cut."""
     views = []
-    for degrees in turns:
+    for degrees in turns_for((image.shape[0], image.shape[1]), any_rotation=any_rotation, tall_crops=tall_crops):
         upright = turned(image, degrees)
         parts = cut(upright, aspect(preprocess)) if windows else [upright]
         views += [View(preprocess.fit(part), (part.shape[0], part.shape[1]), degrees) for part in parts]

@@ -105,6 +105,7 @@ def initialise(model: Model, description: dict[str, Any], path: str) -> Moved:
     take_backbone(weights, found, description, there, moved, path=str(path))
     take_head(weights, found, description, there, moved)
     note_preprocessing(description, there, moved)
+    note_held_back(description, there, moved)
     model.load_state_dict(weights)
     return moved
 
@@ -286,3 +287,17 @@ def note_preprocessing(here: Mapping[str, Any], there: Mapping[str, Any], moved:
               if name in ("mean", "std")}  # fmt: skip
     if differ:
         moved.notes.append(f"pixels were normalised otherwise: {listed(differ)}")
+
+
+def note_held_back(here: Mapping[str, Any], there: Mapping[str, Any], moved: Moved) -> None:
+    """Another seed holds back other rows, of which the origin has learned: nothing measured on them would be true."""
+    old, new = (side.get("provenance", {}).get("config", {}) for side in (there, here))
+    if old.get("name") != new.get("name") or not new.get("data", {}).get("val_size"):
+        return
+    before, now = ((config["seed"], config["data"].get("val_size", 0)) for config in (old, new))
+    if before != now:
+        moved.notes.append(
+            f"it held back {before[1]} rows with seed={before[0]}, this run {now[1]} with seed={now[0]}: of the same "
+            f"data it has seen what is held back here, and validation will say too much. seed={before[0]} "
+            f"data.val_size={before[1]} holds back the same"
+        )
