@@ -169,10 +169,13 @@ def making(told: Mapping[str, Any]) -> str:
     where = machine["gpu"] or f"{machine['cores']} cores of {machine['cpu']}, no GPU"
     commit = f"commit `{provenance['git']}`, " if provenance.get("git") else ""
     before = "".join(f"    {command}\n\nmade a model, and from that began\n\n" for command in told["before"])
+    parts = [f"{100 * part['share']:.0f} % of {part['name']}" for part in provenance.get("mean_of", [])]
+    whole = f"\nThe weights are a mean (`vitocr average`): {', '.join(parts)}, which is the run of that command.\n"
+    mean = whole if parts else ""
     return f"""## How it was made
 
 {before}    {told["command"]}
-
+{mean}
 {_duration(train["seconds"])}, {train["steps"]:,} steps, {train["images_seen"]:,} images, on {where}; {commit}torch
 {machine["torch"]}, vitocr {told["description"]["vitocr"]}. The file's own description holds the whole configuration:
 `vitocr.load("{told["name"]}").description`."""

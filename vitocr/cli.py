@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import vitocr
-from vitocr.commands import calibrate, data, explain, use
+from vitocr.commands import average, calibrate, data, explain, use
 from vitocr.commands.use import AsJson, BatchSize, ModelName
 from vitocr.errors import UserError, did_you_mean
 
@@ -35,6 +35,7 @@ OPTIONS_OF = {  # of `bench`; the others are of both kinds
 app.add_typer(data.app, name="data")
 app.command("eval")(use.evaluate)
 app.command()(calibrate.calibrate)
+app.command()(average.average)
 app.command()(use.predict)
 app.command()(explain.explain)
 
