@@ -71,10 +71,9 @@ def draw(
 def augment(images: Tensor, drawn: Draw, *, movable: Tensor, photographs: Tensor | None = None) -> Tensor:
     """movable (B,): whether an image may be warped, or its characters must stay where they are said to be.
     photographs (B,): whether it may be disguised, and lean; by default none is and does."""
-    leaning = torch.zeros(len(images))
-    if photographs is not None:
-        leaning = torch.from_numpy(drawn.lean).float() * photographs.cpu()
-    if photographs is not None and (hidden := drawn.disguised & photographs.cpu().numpy()).any():
+    some = torch.zeros(len(images), dtype=torch.bool) if photographs is None else photographs.cpu()
+    leaning = torch.from_numpy(drawn.lean).float() * some
+    if (hidden := drawn.disguised & some.numpy()).any():
         images = images.clone()
         rows = torch.from_numpy(np.flatnonzero(hidden)).to(images.device)
         images[rows] = disguised(images[rows], drawn.disguise[hidden])

@@ -119,7 +119,7 @@ def load_photos(
                 continue  # one broken photograph among thousands does not matter
     if cifar10 is not None:
         images = np.load(cifar10, mmap_mode="r")
-        photos += list(np.ascontiguousarray(images[:: max(1, len(images) // most)]))  # all of them stay on the disk
+        photos += list(np.ascontiguousarray(images[:: max(1, len(images) // most)]))  # a view of the file if it is all
     return photos
 
 
