@@ -59,6 +59,15 @@ def test_what_has_no_mean_is_refused_and_nothing_is_written(parts: list[Part], m
     assert not list(tmp_path.iterdir())
 
 
+def test_how_a_model_began_does_not_keep_it_from_being_averaged(tmp_path: Path) -> None:
+    state, description = load_checkpoint(find_model("str-micro"))
+    description["model"]["backbone"] |= {"positions_from": "noise", "drop_path": 0.3}
+    save_model(tmp_path / "other.safetensors", state, description)
+    average([Part("str-micro", 1), Part(str(tmp_path / "other.safetensors"), 1)], tmp_path / "mean.safetensors")
+    mean, _ = load_checkpoint(tmp_path / "mean.safetensors")
+    assert all(torch.allclose(tensor, state[name]) for name, tensor in mean.items())
+
+
 def test_a_share_stands_behind_the_last_equals_sign() -> None:
     assert parse_part("str-tiny=0.35") == Part("str-tiny", 0.35)
     assert parse_part("runs/a=b") == Part("runs/a=b", 1.0) and parse_part("str-tiny") == Part("str-tiny", 1.0)

@@ -150,6 +150,18 @@ def test_arithmetic_is_counted_whatever_the_positions(positions: str) -> None:
     assert counted == training_flops(build_model(spec()), (16, 16), keep=0.5) > 0
 
 
+def test_a_learned_table_tells_from_the_first_step_which_patches_are_near_each_other() -> None:
+    def neighbours_more_alike(**changes: Any) -> float:
+        table = vit(**changes).positions
+        assert table is not None
+        table = table[0] - table[0].mean(dim=(0, 1))  # (4, 4, 32)
+        near = torch.cosine_similarity(table[:, :-1], table[:, 1:], dim=-1).mean()
+        return float((near - torch.cosine_similarity(table[:, :1], table[:, 3:], dim=-1).mean()).detach())
+
+    assert neighbours_more_alike() > 0.5 > neighbours_more_alike(positions_from="noise")
+    assert neighbours_more_alike(dim=34) > 0.5, "channels that make no four keep their noise"
+
+
 @pytest.mark.parametrize("positions", TOLD)
 def test_half_precision_comes_out_half(positions: str) -> None:
     model = vit(positions=positions)
@@ -163,6 +175,7 @@ def test_half_precision_comes_out_half(positions: str) -> None:
     ("argument", "message"),
     [
         ({"positions": "rotory"}, "positions=rotory: choose one of learned, sinusoidal, rotary, none"),
+        ({"positions_from": "sine"}, "positions_from=sine: choose one of sines, noise"),
         ({"positions": "rotary", "dim": 36, "heads": 6}, "dim=36 over heads=6 is 6, no multiple of 4"),
         ({"positions": "sinusoidal", "dim": 34}, "dim=34 is no multiple of 4"),
     ],

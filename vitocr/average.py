@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 from vitocr.catalog import find_model
 from vitocr.checkpoint import load_checkpoint, save_model
-from vitocr.config import differences
+from vitocr.config import HARMLESS, differences, differing
 from vitocr.errors import UserError
 
-SAME = ("kind", "model", "codec", "preprocess")  # of the descriptions: without these weights mean different things
+# Of the descriptions, beside how a model is built: without these weights mean different things.
+SAME = ("kind", "codec", "preprocess")
 
 
 class Part(NamedTuple):
@@ -47,10 +48,15 @@ def average(parts: Sequence[Part], out: Path) -> dict[str, Any]:
     total = sum(part.share for part in parts)
     mean: dict[str, Any] = {}
     described: list[dict[str, Any]] = []
+    first_shapes: dict[str, list[int]] = {}
     for part in parts:
         state, description = load_checkpoint(find_model(part.model))
         described.append(description)
         _check_alike(parts[0].model, described[0], part.model, description)
+        shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+        first_shapes = first_shapes or shapes
+        if shapes != first_shapes:
+            raise UserError(f"{parts[0].model} and {part.model} have weights of other shapes, and so no mean.")
         for name, tensor in state.items():
             if tensor.is_floating_point():
                 share = tensor.double() * (part.share / total)
@@ -72,6 +78,9 @@ def average(parts: Sequence[Part], out: Path) -> dict[str, Any]:
 
 def _check_alike(first: str, one: dict[str, Any], second: str, other: dict[str, Any]) -> None:
     differ = [line for key in SAME for line in differences({key: one[key]}, {key: other[key]})]
+    for name, (there, here) in differing(other["model"], one["model"]).items():
+        if name.rpartition(".")[2] not in HARMLESS:
+            differ.append(f"{name}: {there} there, {here} here")
     if differ:
         what = "; ".join(differ[:3])
         raise UserError(f"{first} and {second} are built or answer otherwise, so their weights have no mean: {what}")

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from vitocr.errors import UserError
 # A resumed run may differ in these from the run it continues: they do not change what is learned.
 MAY_DIFFER = ("resume", "run_dir", "trainer", "logger", "save_every", "log_every_steps", "data.data_dir")
 LENGTH = ("budget", "epochs", "steps")
+# Of how a model is built, what does not change what its weights mean, so that nobody needs to hear of it.
+HARMLESS = ("keep_patches", "drop_path", "pretrained", "positions_from", "recompute", "ctc", "orders")
+HARMLESS += ("symbols", "classes", "max_length")  # which is for the codec to say, and the shapes
 
 
 def conf_dir() -> Path:
@@ -39,6 +43,12 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
         for key in keys
         if old.get(key) != new.get(key) and not key.startswith(MAY_DIFFER) and key not in LENGTH
     ]
+
+
+def differing(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Options that are not the same: name -> (there, here). What a file does not name it left at its default."""
+    old, new = flatten(dict(there)), flatten(dict(here))
+    return {name: (old[name], new[name]) for name in new if name in old and old[name] != new[name]}
 
 
 def explain_hydra_error(message: str, keys: list[str]) -> str:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 KINDS = ("learned", "sinusoidal", "rotary", "none")
+BEGINNINGS = ("sines", "noise")  # of a learned table
 
 
 def coordinates(grid: tuple[int, int], built_for: tuple[int, int], device: torch.device) -> Tensor:
@@ -59,10 +60,12 @@ def rotate(x_BHNd: Tensor, turn: Turn) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
-def check_positions(positions: str, dim: int, heads: int) -> None:
+def check_positions(positions: str, positions_from: str, dim: int, heads: int) -> None:
     """What a backbone's configuration says of its positions."""
     if positions not in KINDS:
         raise ValueError(f"backbone.positions={positions}: choose one of {', '.join(KINDS)}")
+    if positions_from not in BEGINNINGS:
+        raise ValueError(f"backbone.positions_from={positions_from}: choose one of {', '.join(BEGINNINGS)}")
     if positions == "sinusoidal" and dim % 4:
         raise ValueError(f"backbone.positions=sinusoidal has four parts of one size: dim={dim} is no multiple of 4")
     if positions == "rotary" and dim // heads % 4:

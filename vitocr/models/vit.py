@@ -5,8 +5,8 @@
 Design choices, each an argument:
 - patches of any shape (`patch=4` or `patch=[8, 4]`) through one linear map, or through a small
   convolutional stem (`stem=[[64, 1], [128, 2]]`: widths and strides; the hybrid of the ViT paper);
-- learned position embeddings, kept as a grid and interpolated when the image is another size; or
-  sinusoidal ones, rotary ones (positions.py), or none;
+- learned position embeddings, which begin as sines, are kept as a grid and interpolated when the image is
+  another size; or sinusoidal ones that are never learned, rotary ones (positions.py), or none;
 - dense attention, or one of the sparse patterns (patterns.py);
 - pre-norm (default) or post-norm; ReLU MLP (13 % faster than GELU on a CPU, as accurate);
 - stochastic depth that skips work instead of masking it;
@@ -38,6 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "silu": F.silu,
 }
+SINES = 0.3  # how large the sines are that a table of learned positions begins as; 1 learns as fast
 
 
 class Mlp(nn.Module):
@@ -145,12 +146,13 @@ class ViT(nn.Module):
         stem: Sequence[tuple[int, int | Sequence[int]]] = (),
         channels: int = 3,
         positions: str = "learned",
+        positions_from: str = "sines",
         attention: str = "dense",
         attention_span: int | str = "auto",
         attention_summary: int = 4,
     ) -> None:
-        """attention_span, attention_summary: tokens, l and c of a sparse pattern (patterns.py); "auto" is about
-        the square root of all tokens."""
+        """positions_from: what a learned table begins as, sines or noise. attention_span, attention_summary: tokens,
+        l and c of a sparse pattern (patterns.py); "auto" is about the square root of all tokens."""
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f"backbone.norm={norm}: choose pre or post")
@@ -162,7 +164,7 @@ class ViT(nn.Module):
         if not 0 < keep_patches <= 1:
             raise ValueError(f"keep_patches={keep_patches} is a share of the patches: above 0, at most 1")
         self.keep_patches = keep_patches
-        check_positions(positions, dim, heads)
+        check_positions(positions, positions_from, dim, heads)
         check_attention(attention, attention_span, attention_summary)
         self.positions_by, self.attention = positions, attention
         self.attention_span, self.attention_summary = attention_span, attention_summary
@@ -191,11 +193,15 @@ class ViT(nn.Module):
             for rate in rates
         )
         self.norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()  # post-norm blocks end normalised
-        self.reset(zero_branches=norm == "pre")
+        self.reset(zero_branches=norm == "pre", sines=positions_from == "sines")
 
-    def reset(self, zero_branches: bool) -> None:
+    def reset(self, zero_branches: bool, sines: bool) -> None:
         if self.positions is not None:
             nn.init.trunc_normal_(self.positions, std=0.02)
+            if sines:  # who is next to whom, from the first step: noise takes minutes to become a map
+                where, channels = coordinates(self.grid, self.grid, self.positions.device), self.dim // 4 * 4
+                with torch.no_grad():
+                    self.positions[..., :channels] += SINES * sinusoidal(where, channels).view(*self.grid, channels)
         if self.class_token is not None:
             nn.init.trunc_normal_(self.class_token, std=0.02)
         for module in self.modules():

@@ -22,14 +22,12 @@ from torch import Tensor
 from vitocr.catalog import backbone_name, find_model
 from vitocr.checkpoint import load_checkpoint
 from vitocr.codec import Charset, Classes, codec_from_dict
-from vitocr.config import flatten
+from vitocr.config import HARMLESS, differing
 from vitocr.errors import UserError
 from vitocr.models.model import Model
 
 # What changes the meaning of weights without changing their shapes.
 BUILD = ("_target_", "name", "patch", "stem", "heads", "norm", "activation", "pool", "hidden")
-# What does not change what weights mean, so that nobody needs to hear of it.
-HARMLESS = ("keep_patches", "drop_path", "pretrained", "recompute", "ctc", "orders", "symbols", "classes", "max_length")
 PLACED = ("positions", "pos_embed", "class_token", "cls_token", "reg_token")  # of a backbone, beside its layers
 
 
@@ -108,12 +106,6 @@ def initialise(model: Model, description: dict[str, Any], path: str) -> Moved:
     note_held_back(description, there, moved)
     model.load_state_dict(weights)
     return moved
-
-
-def differing(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Options that are not the same: name -> (there, here). What a file does not name it left at its default."""
-    old, new = flatten(dict(there)), flatten(dict(here))
-    return {name: (old[name], new[name]) for name in new if name in old and old[name] != new[name]}
 
 
 def listed(options: Mapping[str, tuple[Any, Any]]) -> str:
