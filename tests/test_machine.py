@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from vitocr import machine
+from vitocr.bench import compose_config
 from vitocr.cores import multiplies_int8, usable_cores
 from vitocr.errors import UserError
 from vitocr.machine import make_plan
+from vitocr.train import settle_length, settle_size
 
 AUTO: dict[str, Any] = dict.fromkeys(("accelerator", "devices", "strategy", "precision", "threads", "workers"), "auto")
 CPU = AUTO | {"accelerator": "cpu"}
@@ -164,3 +166,42 @@ def test_whether_int8_is_multiplied_natively_is_read_from_the_flags_of_the_cpu(t
         file.write_text(f"processor\t: 0\nmodel name\t: avx512_vnni in a name is no flag\n{flags}\n")
         assert multiplies_int8(file) is expected
     assert multiplies_int8(tmp_path / "none") is False
+
+
+def sized(words: list[str]) -> tuple[int, int]:
+    """Width of the backbone and size of a batch that this command trains with."""
+    config = compose_config(words)
+    settle_length(config, words)
+    settle_size(config, words)
+    return config["backbone"]["dim"], config["batch_size"]
+
+
+def test_a_short_run_on_words_takes_a_smaller_model_where_training_is_slow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["task=str", "budget=10m"]
+    assert sized(words) == (256, 128) and not capsys.readouterr().out
+    pretend(monkeypatch, cores=2, bf16=False)
+    assert sized(words) == sized(["task=str"]) == (192, 64)
+    assert "Less than 1h on a CPU without bf16: backbone=text_micro batch_size=64." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        (["task=str", "budget=1h"], (256, 128)),
+        (["task=str", "steps=100"], (256, 128)),
+        (["task=str", "budget=10m", "backbone=text_hybrid"], (256, 128)),
+        (["task=str", "budget=10m", "backbone.dim=128"], (128, 128)),
+        (["task=str", "budget=10m", "batch_size=32"], (256, 32)),
+        (["task=str", "budget=10m", "init=str-tiny"], (256, 128)),
+        (["task=str", "budget=10m", "if_slow=null"], (256, 128)),
+        (["experiment=words", "budget=10m"], (256, 256)),
+        (["task=cifar10", "budget=10m"], (192, 128)),
+    ],
+)
+def test_whoever_says_more_than_the_task_keeps_the_size_it_has(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], size: tuple[int, int]
+) -> None:
+    pretend(monkeypatch, cores=2, bf16=False)
+    assert sized(words) == size

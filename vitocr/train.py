@@ -12,6 +12,7 @@ from vitocr.config import LENGTH, conf_dir, differences, explain_hydra_error, fl
 from vitocr.cores import usable_cores
 from vitocr.errors import UserError
 
+SIZES = ("backbone", "batch_size", "experiment", "init")  # options by which a size is chosen
 STARTED = time.monotonic()  # a budget counts from here: the heavy imports come later, inside the functions
 
 
@@ -71,7 +72,9 @@ def job(cfg: Any) -> float | None:
         raise UserError(f"task={cfg.name} needs {missing[0]}=...: give it on the command line")
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
-    settle_length(config, list(HydraConfig.get().overrides.task))  # type: ignore[arg-type]
+    typed = list(HydraConfig.get().overrides.task)
+    settle_length(config, typed)  # type: ignore[arg-type]
+    settle_size(config, typed)  # type: ignore[arg-type]
     return train(config, folder=folder, checkpoint=checkpoint, sweep=sweep)  # type: ignore[arg-type]
 
 
@@ -173,6 +176,28 @@ def settle_length(config: dict[str, Any], typed: list[str]) -> None:
     for name in LENGTH:
         if name != counted[0]:
             config[name] = None
+
+
+def settle_size(config: dict[str, Any], typed: list[str]) -> None:
+    """A short run on a slow machine takes the smaller model and batches of `if_slow`: it learns from too few words to
+    fill a larger one. Whoever names a size, or something that has one, keeps it."""
+    from omegaconf import OmegaConf
+
+    from vitocr import machine
+    from vitocr.training.clock import parse_seconds
+
+    small, budget = config.get("if_slow"), config["budget"]
+    if not small or budget is None or parse_seconds(budget) >= parse_seconds(small["below"]):
+        return
+    if any(word.lstrip("+~").startswith(SIZES) for word in typed) or not machine.trains_slowly():
+        return
+    file = conf_dir() / "backbone" / f"{small['backbone']}.yaml"
+    config["backbone"] = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    config["batch_size"] = small["batch_size"]
+    print_line(
+        f"Less than {small['below']} on a CPU without bf16: backbone={small['backbone']} "
+        f"batch_size={small['batch_size']}. Name one of the two to choose yourself, or if_slow=null"
+    )
 
 
 def check_continuation(config: dict[str, Any], folder: Path) -> None:
