@@ -121,9 +121,9 @@ def as_a_file(image: Image_, random: np.random.Generator) -> Image_:
     return np.asarray(Image.open(buffer))
 
 
-def make(kind: str, *, count: int, cifar10: Path, seed: int) -> list[Image_]:
-    images = np.load(cifar10 / "test_images.npy", mmap_mode="r")
-    labels = np.load(cifar10 / "test_labels.npy")
+def make(kind: str, *, count: int, cifar10: Path, seed: int, split: str = "test") -> list[Image_]:
+    images = np.load(cifar10 / f"{split}_images.npy", mmap_mode="r")
+    labels = np.load(cifar10 / f"{split}_labels.npy")
     makers = {"photos": photos, "skies": skies, "textures": textures}
     return makers[kind](count, np.random.default_rng([seed, len(kind)]), images=images, labels=labels)
 

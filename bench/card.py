@@ -130,8 +130,14 @@ def confidence(told: Mapping[str, Any]) -> str:
         out += (
             f"Fitted on {calibration['words']:,} words that were held back from training: logit(p) becomes "
             f"{calibration['scale']:.3f} logit(p) {calibration['shift']:+.3f}. Readings less sure than "
-            f"{calibration['threshold']:.3f} are withheld unless `--threshold` says otherwise.\n\n"
+            f"{calibration['threshold']:.3f} are withheld unless `--threshold` says otherwise."
         )
+        if "presence" in calibration:
+            out += (
+                " How likely it is that there is any text at all is a factor of every confidence: a logistic "
+                "regression on the mean of the tokens, fitted on these words, rendered ones and images without text."
+            )
+        out += "\n\n"
     elif calibration:
         out += (
             f"Temperature {calibration['temperature']:.3f}, fitted on {calibration['images']:,} held-back images.\n\n"

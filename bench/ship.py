@@ -6,8 +6,9 @@
 writes str-tiny.safetensors, its model card str-tiny.md and the plot in it, str-tiny.png, into vitocr/weights/.
 
 - The command must be the one that made the run: it is composed, and compared with the run's own configuration.
-- Calibration uses the words that the run itself held back from training, or those of `--calibrate DIR`; and, for the
-  threshold, crops without text of a seed of their own. The test sets choose nothing.
+- Calibration uses the words that the run itself held back from training, or those of `--calibrate DIR`. To tell crops
+  without text, and for the threshold, it takes these, rendered words and crops without text of a seed of their own, and
+  photographs of CIFAR-10's training part, cut as bench/blanks.py cuts those of the test part. Test sets choose nothing.
 - The shipped file must answer as the run's own does; where it does not, that is said here and in the card.
 """
 
@@ -28,15 +29,16 @@ import numpy as np
 from card import card, count_fonts
 
 import vitocr
-from vitocr.calibrate import calibrate_classes, find_threshold
+from vitocr.calibrate import calibrate_classes, learn_blanks, uncalibrated
 from vitocr.calibrate import calibrate_text as calibrate_words
-from vitocr.calibration import Calibration, logit, sigmoid
+from vitocr.calibration import Calibration
 from vitocr.catalog import SHIPPED, find_model
 from vitocr.checkpoint import load_checkpoint, save_model
 from vitocr.config import LENGTH, differences
 from vitocr.cores import usable_cores
 from vitocr.data.blanks import open_blanks
 from vitocr.data.cifar10 import load_cifar10
+from vitocr.data.rendered import open_rendered
 from vitocr.data.text_rows import Concat, TextSource, hold_out
 from vitocr.data.text_sources import open_source
 from vitocr.description import shorten_paths, without_paths
@@ -47,7 +49,9 @@ from vitocr.metrics import log_softmax
 from vitocr.text_metrics import right_words
 
 LARGEST = 12_000_000  # bytes of a file that ships
-BLANKS, BLANK_SEED = 2000, 987_654  # crops without text, to set the threshold by
+BLANKS, BLANK_SEED = 2000, 987_654  # crops without text, to learn to tell them, and to set the threshold by
+PHOTOS = {"photos": 2000, "skies": 500}  # as many more, of bench/blanks.py
+RENDERED = 1000  # words, beside those held back
 ANSWERS = 20_000  # most that the two files are compared on
 
 
@@ -82,16 +86,25 @@ def held_back(config: dict[str, Any]) -> TextSource:
     return hold_out(open_source(path), data["val_size"], seed=config["seed"])[1]
 
 
-def calibrate_text(file: Path, source: TextSource, *, blank_share: float) -> dict[str, Any]:
-    """What goes into the description under `calibration`."""
+def calibrate_text(
+    file: Path, source: TextSource, config: dict[str, Any], *, blank_share: float, data_dir: Path
+) -> dict[str, Any]:
+    """What goes into the description under `calibration`. config: of the run."""
     predictor = vitocr.load(file)
     protocol = usual_protocol(predictor)
     options: Any = {"batch_size": 64, "watch": lambda items, _: items}
-    found = calibrate_words(predictor, [source], protocol=protocol, **options).calibration
-    nothing = open_blanks(size=predictor.preprocess.size, seed=BLANK_SEED, rows=BLANKS)
-    crops: Any = [nothing.read(row).image for row in range(BLANKS)]
-    threshold = find_threshold(predictor, Calibration.from_dict(found), crops, share=blank_share, **options)
-    return found | {"threshold": threshold, "protocol": protocol}
+    found = Calibration.from_dict(calibrate_words(predictor, [source], protocol=protocol, **options).calibration)
+    size = predictor.preprocess.size
+    drawn = config["render"] | {"cache": None, "rows": RENDERED, "seed": BLANK_SEED}
+    about: Any = {"charset": config["charset"], "max_length": config["max_length"], "size": size, "budget_s": None}
+    nothing = open_blanks(size=size, seed=BLANK_SEED, rows=BLANKS)
+    crops: list[Any] = [nothing.read(row).image for row in range(BLANKS)]
+    if (data_dir / "cifar10" / "train_images.npy").is_file():
+        for kind, count in PHOTOS.items():
+            crops += blanks.make(kind, count=count, cifar10=data_dir / "cifar10", seed=BLANK_SEED, split="train")
+    words = [source, open_rendered(drawn, **about)]
+    found = learn_blanks(predictor, found, words, crops, share=blank_share, **options)
+    return found.to_dict() | {"protocol": protocol}
 
 
 def compare(ours: Path, theirs: Path, images: Sequence[Any]) -> dict[str, Any]:
@@ -110,7 +123,8 @@ def measure_text(file: Path, data: Sequence[str], plot: Path) -> dict[str, Any]:
     """The figures of every set, as `vitocr eval` has them, and the plot of the confidence on all of them."""
     predictor = vitocr.load(file)
     protocol = usual_protocol(predictor)
-    figures, sure, good = {}, [], []
+    plain = uncalibrated(predictor)
+    figures, sure, bare, good = {}, [], [], []
     for path in data:
         source = open_source(path)
         if source.name in figures:
@@ -118,11 +132,10 @@ def measure_text(file: Path, data: Sequence[str], plot: Path) -> dict[str, Any]:
         summary, (_, labels, readings) = read_all(predictor, source, protocol=protocol)
         figures[source.name] = summary
         sure += [reading.confidence for reading in readings]
+        bare += [reading.confidence for reading in read_all(plain, source, protocol=protocol)[1][2]]
         good += right_words([reading.text for reading in readings], labels, protocol).tolist()
     judged = ~np.isnan(good)
-    after, fitted = np.array(sure)[judged], predictor.calibration
-    assert fitted is not None
-    before = sigmoid((logit(after) - fitted.shift) / fitted.scale)
+    before, after = np.array(bare)[judged], np.array(sure)[judged]
     draw_reliability(plot, before, after, np.array(good)[judged], title=", ".join(figures))
     return figures
 
@@ -184,7 +197,9 @@ def measure(draft: Path, run: Path, args: argparse.Namespace) -> dict[str, Any]:
     print(f"{compared['different']:,} of {compared['answers']:,} answers differ from the run's own")
     if reads:
         source = open_source(args.calibrate) if args.calibrate else held_back(config)
-        description["calibration"] = calibrate_text(draft, source, blank_share=args.blank_share)
+        description["calibration"] = calibrate_text(
+            draft, source, config, blank_share=args.blank_share, data_dir=args.data_dir
+        )
     elif config["data"]["val_size"]:
         predictor = vitocr.load(draft)
         options: Any = {"split": "val", "data_dir": args.data_dir, "batch_size": 64, "watch": lambda items, _: items}

@@ -49,7 +49,7 @@ class BarReader:
     def read(self, image: NDArray[np.floating[Any]]) -> tuple[Any, ...]:
         red, green, _ = image
         if green[:8].mean() - green[-8:].mean() < 100:
-            return np.array([9]), 1, np.array([0.3]), 0.3, np.array([[0.0, 0.0, 1.0, 1.0]])
+            return np.array([9]), 1, np.array([0.3]), 0.3, np.array([[0.0, 0.0, 1.0, 1.0]]), np.zeros(0)
         row = red[FRAME[0] // 2]
         kinds = np.round(row / STEP).astype(int) * (np.abs(row - STEP * np.round(row / STEP)) < 4)
         kinds[row > STEP * len(LETTERS) + 8] = 0
@@ -57,7 +57,7 @@ class BarReader:
         runs = [(a, b) for a, b in pairwise(edges) if kinds[a] and b - a >= 4][: self.longest]
         ids = np.array([kinds[a] - 1 for a, _ in runs], dtype=np.int64)
         where = np.array([[a / FRAME[1], 0.0, b / FRAME[1], 1.0] for a, b in runs]).reshape(-1, 4)
-        return ids, len(ids), np.full(len(ids), self.sure), self.sure ** len(ids), where
+        return ids, len(ids), np.full(len(ids), self.sure), self.sure ** len(ids), where, np.zeros(0)
 
     def stack(self, answers: Any, classes: int) -> Any:
         raise AssertionError("of classes only")

@@ -9,7 +9,10 @@ from heads_kit import random_texts, targets_of
 
 from vitocr.checkpoint import save_model
 from vitocr.description import describe
+from vitocr.export import parts
 from vitocr.heads.classify import ClassTargets
+from vitocr.inference.numpy_decode import Run, Tensors
+from vitocr.inference.run_onnx import Graphs
 from vitocr.models.model import Model, build_model
 
 CHARACTERS = "0123456789"
@@ -81,3 +84,18 @@ def batch(count: int, *, width: int = SIZE[1]) -> np.ndarray:
     texts = random_texts(max(count, 3), seed=5)[:count]
     shown = np.stack([showing(text, seed=n, size=(SIZE[0], width)) for n, text in enumerate(texts)])
     return np.ascontiguousarray(((shown / 255 - 0.5) / 0.25).transpose(0, 3, 1, 2), dtype=np.float32)
+
+
+def graphs_of(model: Model) -> Graphs:
+    """As exported, but run by torch."""
+    cut = parts.cut(model)
+    return Graphs(as_run(cut.encode), as_run(cut.step) if cut.step is not None else None, cut.reading, {})
+
+
+def as_run(part: parts.Part) -> Run:
+    def run(inputs: Tensors) -> Tensors:
+        with torch.inference_mode():
+            found = part.module(*(torch.from_numpy(np.ascontiguousarray(inputs[name])) for name in part.inputs))
+        return dict(zip(part.outputs, (tensor.numpy() for tensor in found), strict=True))
+
+    return run

@@ -14,18 +14,16 @@ import numpy as np
 import pytest
 import torch
 from constraints_kit import any_pattern
-from export_kit import CHARACTERS, batch, save_small, small_model
+from export_kit import CHARACTERS, batch, graphs_of, save_small, small_model
 from heads_kit import head_of, shaken, some_tokens, unclear_tokens
 
 from vitocr.checkpoint import load_model
 from vitocr.constraints import Constraint, build
 from vitocr.constraints.search import Answer, Asked, Encoded, search
 from vitocr.errors import UserError
-from vitocr.export import export, parts
-from vitocr.inference.numpy_decode import Run, Tensors
+from vitocr.export import export
 from vitocr.inference.run_onnx import Graphs, open_onnx
 from vitocr.inference.run_torch import Reading, TorchModel
-from vitocr.models.model import Model
 
 HEADS = ["ctc", "transformer", "permuted", "lstm"]  # the second and third with a CTC head beside the decoder
 Runners = tuple[TorchModel, Graphs]
@@ -38,24 +36,10 @@ def runners() -> Any:
 
     @cache
     def make(name: str) -> Runners:
-        model = small_model(name, steps=50)
+        model = small_model(name, steps=70)
         return TorchModel(model, reads_text=True), graphs_of(model)
 
     return make
-
-
-def graphs_of(model: Model) -> Graphs:
-    cut = parts.cut(model)
-    return Graphs(as_run(cut.encode), as_run(cut.step) if cut.step is not None else None, cut.reading, {})
-
-
-def as_run(part: parts.Part) -> Run:
-    def run(inputs: Tensors) -> Tensors:
-        with torch.inference_mode():
-            found = part.module(*(torch.from_numpy(np.ascontiguousarray(inputs[name])) for name in part.inputs))
-        return dict(zip(part.outputs, (tensor.numpy() for tensor in found), strict=True))
-
-    return run
 
 
 def answers(runner: TorchModel | Graphs, pixels: np.ndarray, **options: Any) -> list[Answer]:
@@ -146,16 +130,17 @@ def test_ordinary_reading_is_as_it_was_and_a_beam_finds_nothing_worse(runners: A
     options: dict[str, Any] = by | ({"refine": 0} if name == "permuted" else {})
     for runner in (original, exported):
         plain = list(runner.answers(pixels))
-        assert all(len(fields) == 5 for fields in plain)
+        assert all(len(fields) == 6 for fields in plain)
         for fields, listed in zip(plain, runner.answers(pixels, beam=1, n_best=1), strict=True):
-            assert len(listed) == 6
-            assert all(np.array_equal(a, b) for a, b in zip(fields, listed[:5], strict=True))
-            assert listed[5] == [(fields[0][: int(fields[1])].tolist(), pytest.approx(float(fields[3])))]
+            assert len(listed) == 7
+            assert all(np.array_equal(a, b) for a, b in zip(fields, listed[:6], strict=True))
+            assert listed[6] == [(fields[0][: int(fields[1])].tolist(), pytest.approx(float(fields[3])))]
         greedy = list(runner.answers(pixels, **options))
         wide = answers(runner, pixels, beam=8, **by)
         alike = 0
-        for (ids, length, probs, confidence, where), best in zip(greedy, wide, strict=True):
+        for (ids, length, probs, confidence, where, summary), best in zip(greedy, wide, strict=True):
             assert best.confidence >= float(confidence) - 1e-5
+            np.testing.assert_allclose(best.summary, summary, atol=1e-4)
             if best.ids.tolist() == ids[: int(length)].tolist():
                 alike += 1
                 np.testing.assert_allclose(best.probs, probs[: int(length)], atol=1e-4)
@@ -170,7 +155,7 @@ def test_a_text_is_seen_where_ordinary_reading_sees_it(runners: Any, name: str) 
     options: dict[str, Any] = by | ({"refine": 0} if name == "permuted" else {})
     for runner in runners(name):
         pixels, seen = batch(10), 0
-        for row, (ids, length, _, _, where) in enumerate(runner.answers(pixels, **options)):
+        for row, (ids, length, _, _, where, _) in enumerate(runner.answers(pixels, **options)):
             if length:
                 rule = constraint(lexicon=[read(ids[: int(length)])])
                 (found,) = answers(runner, pixels[row : row + 1], constraint=rule, **by)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from vitocr.errors import UserError
 from vitocr.evaluate import Watch, measure_on, read_all
 from vitocr.metrics import log_softmax
 from vitocr.predict import Predictor
+from vitocr.presence import FEWEST, fit_presence
 from vitocr.results import Failure, Reading
 from vitocr.text_metrics import right_words
 
@@ -79,22 +81,58 @@ def calibrate_classes(
     return Found({"temperature": temperature, "images": len(y)}, before, after, z.argmax(axis=1) == y)
 
 
+def learn_blanks(
+    predictor: Predictor,
+    calibration: Calibration,
+    words: Sequence[TextSource],
+    blanks: Sequence[Any],
+    *,
+    share: float,
+    batch_size: int,
+    watch: Watch,
+) -> Calibration:
+    """The same calibration, that also knows images without any text: by what the encoder makes of them, and by the
+    lowest confidence at which at most `share` of them are answered with a text.
+
+    Every second word and image teaches the first; the others find the second, which would else believe too much."""
+    taught, judged = list(blanks[::2]), list(blanks[1::2])
+    pictures = [source.read(row).image for source in words for row in range(0, len(source), 2)]
+    if min(len(pictures), len(taught)) >= FEWEST:
+        seen = [summaries(predictor, each, batch_size=batch_size, watch=watch) for each in (pictures, taught)]
+        if min(map(len, seen)) >= FEWEST and seen[0].shape[1]:
+            calibration = replace(calibration, presence=fit_presence(*seen))
+    else:
+        judged = list(blanks)
+    return replace(
+        calibration,
+        threshold=find_threshold(predictor, calibration, judged, share=share, batch_size=batch_size, watch=watch),
+    )
+
+
+def summaries(predictor: Predictor, images: Sequence[Any], *, batch_size: int, watch: Watch) -> NDArray[np.float64]:
+    """The means of the tokens (n, D) of all images that could be read."""
+    answers = watch(predictor.stream_logits(images, batch_size=batch_size), len(images))
+    found = [answer.logits[5] for answer in answers if not isinstance(answer.logits, Failure)]
+    return np.array(found, dtype=np.float64).reshape(len(found), -1)
+
+
 def find_threshold(
     predictor: Predictor,
     calibration: Calibration,
-    blanks: Sequence[str],
+    blanks: Sequence[Any],
     *,
     share: float,
     batch_size: int,
     watch: Watch,
 ) -> float:
     """The lowest confidence at which at most `share` of images without any text are answered with one."""
-    answers = watch(uncalibrated(predictor).stream(blanks, batch_size=batch_size), len(blanks))
+    judge = Predictor(predictor.runner, predictor.description | {"calibration": calibration.to_dict()})
+    answers = watch(judge.stream(blanks, batch_size=batch_size, threshold=0), len(blanks))
     readings = [answer for answer in answers if isinstance(answer, Reading)]
     if not readings:
         raise UserError(f"None of the {len(blanks)} images without text could be read.")
     invented = [reading.confidence for reading in readings if reading.text]
-    return threshold_for_blanks(calibration(invented), images=len(readings), share=share)
+    return threshold_for_blanks(invented, images=len(readings), share=share)
 
 
 def check_form(path: Path, out: Path) -> None:

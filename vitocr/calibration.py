@@ -8,13 +8,13 @@ Classes have a distribution to keep: there one number does it, the temperature t
 (Guo et al. 2017), and the order is kept as well.
 
 Both stand in a model's description under `calibration`: of a model that reads {"scale", "shift", "words",
-"threshold"}, of one that tells classes apart {"temperature", "images"}. Numpy only.
+"threshold", "presence"}, of one that tells classes apart {"temperature", "images"}. Numpy only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitocr.errors import UserError
 from vitocr.metrics import log_softmax
+from vitocr.presence import Presence
 
 Floats = NDArray[np.float64]
 FEWEST = 50  # words; two numbers from fewer would be chance
@@ -36,6 +37,7 @@ class Calibration:
     shift: float = 0.0
     words: int = 0  # that it was fitted on
     threshold: float = 0.0  # calibrated confidence below which there counts as nothing to read
+    presence: Presence | None = None  # tells images without text; None: whatever is read is taken to be there
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibration:
@@ -45,14 +47,22 @@ class Calibration:
             float(stored.get("shift", 0.0)),
             int(stored.get("words", 0)),
             float(stored.get("threshold", 0.0)),
+            Presence.from_dict(stored["presence"]) if stored.get("presence") else None,
         )
 
     def __call__(self, confidence: ArrayLike) -> Floats:
         """The model's own confidence, 0 to 1, to the share of right readings to expect."""
         return sigmoid(self.scale * logit(confidence) + self.shift)
 
+    def of_text(self, summaries: Sequence[ArrayLike]) -> float:
+        """The probability that there is text in an image, by the summaries of its parts: one part with text will do."""
+        if self.presence is None:
+            return 1.0
+        return max(float(self.presence(summary)) for summary in summaries)
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        stored = {"scale": self.scale, "shift": self.shift, "words": self.words, "threshold": self.threshold}
+        return stored | ({"presence": self.presence.to_dict()} if self.presence is not None else {})
 
 
 def logit(p: ArrayLike) -> Floats:

@@ -12,8 +12,8 @@ from vitocr.errors import UserError
 MAY_DIFFER = ("resume", "run_dir", "trainer", "logger", "save_every", "log_every_steps", "data.data_dir")
 LENGTH = ("budget", "epochs", "steps")
 # Of how a model is built, what does not change what its weights mean, so that nobody needs to hear of it.
-HARMLESS = ("keep_patches", "drop_path", "pretrained", "positions_from", "recompute", "ctc", "orders")
-HARMLESS += ("symbols", "classes", "max_length")  # which is for the codec to say, and the shapes
+HARMLESS = {"keep_patches", "drop_path", "pretrained", "positions_from", "recompute", "ctc", "orders"}
+HARMLESS |= {"symbols", "classes", "max_length"}  # which is for the codec to say, and the shapes
 
 
 def conf_dir() -> Path:

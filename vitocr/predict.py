@@ -84,10 +84,11 @@ class Runner(Protocol):
     """What makes answers of batches: `run_torch.TorchModel` or `run_onnx.Graphs`."""
 
     def answers(self, pixels: NDArray[np.float32], **asked: Any) -> Iterable[Any]:
-        """Of every image of (B, 3, h, w) its logits (C,), or the fields of `heads.text.Decoded`.
+        """Of every image of (B, 3, h, w) its logits (C,), or the fields of `heads.text.Decoded` and the mean of its
+        tokens (D,).
 
-        asked, of text models: `constraint`, `beam`, `n_best`. With the first or the last, one more item follows the
-        fields: a list of (ids, confidence), best first.
+        asked, of text models: `constraint`, `beam`, `n_best`. With the first or the last, one more item follows: a list
+        of (ids, confidence), best first.
         """
 
     def stack(self, answers: Sequence[Any], classes: int) -> Any:
@@ -207,8 +208,8 @@ class Predictor:
                 for view, row in zip(one.views, rows, strict=True)
             ]
             reading = put_together(
-                one.views, read, size=one.size, aspect=aspect(self.preprocess), calibration=self.calibration,
-                threshold=least,
+                one.views, read, [row[5] for row in rows], size=one.size, aspect=aspect(self.preprocess),
+                calibration=self.calibration, threshold=least,
             )  # fmt: skip
             yield replace(reading, source=one.source)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ def calibrate(
     data: Annotated[list[str], typer.Option(help="What it was not trained on, with labels; repeatable.")],
     blank: Annotated[
         list[str] | None,
-        typer.Option(help="Images that show no text: sets the threshold below which there is nothing to read."),
+        typer.Option(help="Images that show no text: the model learns to tell them, and what confidence is too low."),
     ] = None,
     blank_share: Annotated[
         float, typer.Option(min=0, max=1, help="How many of them may be answered all the same.")
@@ -38,6 +39,7 @@ def calibrate(
     from vitocr.calibration import Calibration, operating_points
     from vitocr.catalog import find_model
     from vitocr.data.folder import EXTENSIONS
+    from vitocr.data.text_sources import open_source
     from vitocr.drawing.reliability import draw_reliability
     from vitocr.evaluate import usual_protocol
     from vitocr.metrics import expected_calibration_error
@@ -57,17 +59,15 @@ def calibrate(
 
     if predictor.reads_text:
         judged = protocol or usual_protocol(predictor)
-        found = engine.calibrate_text(predictor, data, protocol=judged, batch_size=batch_size, watch=watch)
+        words = [open_source(name) for name in data]
+        found = engine.calibrate_text(predictor, words, protocol=judged, batch_size=batch_size, watch=watch)
+        calibration = replace(Calibration.from_dict(found.calibration), threshold=threshold or 0.0)
         if blank:
-            threshold = engine.find_threshold(
-                predictor,
-                Calibration.from_dict(found.calibration),
-                image_names(blank, EXTENSIONS),
-                share=blank_share,
-                batch_size=batch_size,
-                watch=watch,
-            )
-        stored = found.calibration | {"threshold": threshold or 0.0, "protocol": judged}
+            calibration = engine.learn_blanks(
+                predictor, calibration, words, image_names(blank, EXTENSIONS), share=blank_share,
+                batch_size=batch_size, watch=watch,
+            )  # fmt: skip
+        stored = calibration.to_dict() | {"protocol": judged}
     else:
         found = engine.calibrate_classes(
             predictor, data, split=split, data_dir=data_dir, batch_size=batch_size, watch=watch

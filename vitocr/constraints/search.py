@@ -54,6 +54,7 @@ class Encoded(NamedTuple):
     start: Callable[[], Steps] | None  # a decoder that has read nothing yet; None without such a head
     end: int
     max_length: int
+    summary: Floats | None = None  # (B, D) mean of the tokens
 
 
 class Answer(NamedTuple):
@@ -64,6 +65,7 @@ class Answer(NamedTuple):
     probs: Floats  # (L,) of each character, among those that were allowed in its place
     confidence: float
     where: Floats  # (L, 4)
+    summary: Floats  # (D,)
     texts: list[tuple[list[int], float]]  # ids and confidence, the best first; none: nothing satisfies the constraint
 
 
@@ -92,8 +94,8 @@ def asked(
 
 def plainly(decoded: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """Ordinary readings, one row of `Decoded` each, with the list of texts that a search would give."""
-    for ids, length, probs, confidence, where in decoded:
-        yield ids, length, probs, confidence, where, [(ids[: int(length)].tolist(), float(confidence))]
+    for ids, length, probs, confidence, *more in decoded:
+        yield ids, length, probs, confidence, *more, [(ids[: int(length)].tolist(), float(confidence))]
 
 
 def search(encoded: Encoded, wish: Asked, *, by: str | None = None) -> Iterator[Answer]:
@@ -105,8 +107,9 @@ def search(encoded: Encoded, wish: Asked, *, by: str | None = None) -> Iterator[
     if by != "ctc":
         other = preferring(lambda automaton: read_steps(encoded, automaton, wish), wish.constraint)
         found = [surer(*pair) for pair in zip(other, found, strict=True)] if found else other
-    for each in found:
-        yield answer(each, wish.n_best, encoded.rows)
+    summaries = np.empty((encoded.images, 0), np.float32) if encoded.summary is None else encoded.summary
+    for each, summary in zip(found, summaries, strict=True):
+        yield answer(each, wish.n_best, encoded.rows, summary)
 
 
 def read_columns(encoded: Encoded, automaton: Automaton | None, wish: Asked) -> list[Found]:
@@ -168,15 +171,15 @@ def surer(decoder: Found, ctc: Found) -> Found:
     return ctc if ctc.texts[0].weight > decoder.texts[0].weight else decoder
 
 
-def answer(found: Found, n_best: int, rows: int) -> Answer:
+def answer(found: Found, n_best: int, rows: int, summary: Floats) -> Answer:
     texts = [(list(text.ids), share(text, found)) for text in found.texts[:n_best]]
     if not texts:
         nothing = np.zeros(0, dtype=np.float32)
-        return Answer(np.zeros(0, dtype=np.int64), 0, nothing, 0.0, np.zeros((0, 4), dtype=np.float32), [])
+        return Answer(np.zeros(0, dtype=np.int64), 0, nothing, 0.0, np.zeros((0, 4), dtype=np.float32), summary, [])
     best = found.texts[0]
     length = len(best.ids)
     where = boxes(best.seen[None], np.array([length]), rows)[0]
-    return Answer(np.array(best.ids, dtype=np.int64), length, best.probs, texts[0][1], where, texts)
+    return Answer(np.array(best.ids, dtype=np.int64), length, best.probs, texts[0][1], where, summary, texts)
 
 
 def share(text: Text, found: Found) -> float:

@@ -84,8 +84,9 @@ def export(
         raise UserError(f"{path} is already what --to {to} would make of it; --out FILE writes a copy elsewhere.")
     network, description = load_model(path)
     if by is not None:
-        refuse_way(by, network.head)
-        network.decode = partial(network.decode, by=by)  # type: ignore[method-assign]
+        head: Any = network.head
+        refuse_way(by, head)
+        head.decode = partial(head.decode, by=by)
     original = Predictor(network, description)
     if int8 is not None:
         return export_int8(network, original, out, verify=verify, batch_size=batch_size, by=by, int8=int8)

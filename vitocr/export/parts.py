@@ -1,6 +1,7 @@
 """A model cut into the graphs that reading it takes, each a module that maps tensors to a tuple of tensors.
 
-`encode` maps images to all that is ever asked of them: logits, or what a decoder looks at (its keys and values).
+`encode` maps images to all that is ever asked of them: logits, or what a decoder looks at (its keys and values); of one
+that reads also the mean of the tokens, `summary`, by which `presence.py` tells whether there is anything to read.
 `step`, for heads with a decoder, maps the last symbols and the state of the reading to the logits of the next, so
 that whoever runs it may stop when the texts end, drop those that have, or steer what may come next.
 
@@ -81,7 +82,7 @@ def cut(model: Model) -> Cut:
         reading |= {"head": "ctc", "rows": head.grid[0], "blank": head.blank, "shares": "ctc_shares" in made}
     else:
         assert isinstance(head, DecoderHead)
-        image = {name: tensor for name, tensor in made.items() if name != "ctc_logits"}
+        image = {name: tensor for name, tensor in made.items() if name not in ("ctc_logits", "summary")}
         step, state = step_of(head, image, any_width=column is not None)
         reading |= {
             "head": "permuted" if isinstance(head, Permuted) else "stepwise",
@@ -108,9 +109,10 @@ class Encode(nn.Module):
         head = self.head
         if isinstance(head, Classify):
             return {"logits": head(tokens)}
+        summary = {"summary": tokens.mean(dim=1)}
         if isinstance(head, Ctc):
             pooled, shares = head.pool(tokens)
-            return {"ctc_logits": head.logits(pooled)} | ({"ctc_shares": shares} if head.row_scores else {})
+            return {"ctc_logits": head.logits(pooled)} | ({"ctc_shares": shares} if head.row_scores else {}) | summary
         if not isinstance(head, Transformer | Permuted | Lstm):
             raise UserError(f"A head of type {type(head).__name__} cannot be exported: vitocr does not know its parts.")
         memory = head.memory(tokens)
@@ -121,7 +123,7 @@ class Encode(nn.Module):
             for i, block in enumerate(head.layers() if isinstance(head, Transformer) else [head.block]):
                 image = block.image.remember(memory)
                 found |= {f"image{i}.keys": image.keys, f"image{i}.values": image.values}
-        return found | ({"ctc_logits": head.ctc(tokens)} if head.ctc is not None else {})
+        return found | ({"ctc_logits": head.ctc(tokens)} if head.ctc is not None else {}) | summary
 
 
 def step_of(head: DecoderHead, image: dict[str, Tensor], *, any_width: bool) -> tuple[Part, list[dict[str, Any]]]:

@@ -16,7 +16,7 @@ import base64
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -47,7 +47,7 @@ class Graphs:
         self.encode, self.step, self.reading, self.description = encode, step, reading, description
 
     def answers(self, pixels: NDArray[np.float32], **options: Any) -> Iterable[Any]:
-        """Of every image its logits, or the fields of `Decoded`.
+        """Of every image its logits, or the fields of `Decoded` and the mean of its tokens.
 
         With any of `constraint`, `beam` and `n_best` these are followed by the texts that were found, best first
         (`constraints.search`). Other options are those of the head's own `decode`.
@@ -57,14 +57,18 @@ class Graphs:
                 raise UserError("This model tells classes apart: how to read text is nothing to ask of it.")
             return self.encode({"images": pixels})["logits"]
         if not options:
-            return zip(*self.decode(pixels), strict=True)
+            return self.rows(pixels)
         from vitocr.constraints.search import asked, plainly  # takes as long to import as a dozen words to read
 
         wish, options = asked(**options)
         if wish is not None and not wish.is_plain:
             return self.search(pixels, wish, **options)
-        rows = zip(*self.decode(pixels, **options), strict=True)
+        rows = self.rows(pixels, **options)
         return plainly(rows) if wish is not None else rows
+
+    def rows(self, pixels: NDArray[np.float32], **options: Any) -> Iterator[tuple[Any, ...]]:
+        made = self.encode({"images": pixels})
+        return zip(*self.read(made, **options), summary(made, len(pixels)), strict=True)
 
     def search(self, pixels: NDArray[np.float32], wish: Asked, *, by: str | None = None) -> Iterable[Any]:
         from vitocr.constraints.search import search
@@ -86,6 +90,7 @@ class Graphs:
             start=None if step is None else lambda: Reading(step, image, reading),
             end=reading.get("end", 0),
             max_length=reading.get("max_length", 0),
+            summary=summary(made, len(pixels)),
         )
 
     def decode(self, pixels: NDArray[np.float32], **options: Any) -> Decoded:
@@ -93,12 +98,20 @@ class Graphs:
 
         Unless asked otherwise, a model is read `by` what it was exported to be read by.
         """
+        return self.read(self.encode({"images": pixels}), **options)
+
+    def read(self, encoded: Tensors, **options: Any) -> Decoded:
         if "by" in self.reading:
             options = {"by": self.reading["by"], **options}
-        return decode(self.encode({"images": pixels}), self.step, self.reading, **options)
+        return decode(encoded, self.step, self.reading, **options)
 
     def stack(self, answers: Sequence[NDArray[np.float32]], classes: int) -> NDArray[np.float32]:
         return np.stack(answers) if answers else np.empty((0, classes), dtype=np.float32)
+
+
+def summary(encoded: Tensors, images: int) -> NDArray[np.float32]:
+    """The mean of each image's tokens, (B, D); of nothing, (B, 0), if the export is older than it."""
+    return encoded.get("summary", np.empty((images, 0), dtype=np.float32))
 
 
 class SideBySide(Graphs):

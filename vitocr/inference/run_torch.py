@@ -32,7 +32,7 @@ class TorchModel:
 
     @torch.inference_mode()
     def answers(self, pixels: NDArray[np.float32], **options: Any) -> Iterable[Any]:
-        """Of every image its logits, or the fields of `heads.text.Decoded`; all on the CPU.
+        """Of every image its logits, or the fields of `heads.text.Decoded` and the mean of its tokens; all on the CPU.
 
         With any of `constraint`, `beam` and `n_best` these are followed by the texts that were found, best first
         (`constraints.search`). Other options are those of the head's own `decode`.
@@ -47,8 +47,10 @@ class TorchModel:
                 return logits.float().cpu()
             if wish is not None and not wish.is_plain:
                 return self.search(images, wish, **options)
-            decoded = self.model.decode(images, **options)  # type: ignore[operator]
-        rows = zip(*(field.cpu() for field in decoded), strict=True)
+            network: Any = self.model
+            tokens = network.backbone(images)
+            decoded = network.head.decode(tokens, **options)
+        rows = zip(*(field.cpu() for field in (*decoded, mean(tokens))), strict=True)
         return plainly(rows) if wish is not None else rows
 
     def search(self, images: Tensor, wish: Asked, *, by: str | None = None) -> Iterable[Any]:
@@ -72,6 +74,7 @@ class TorchModel:
             start=None if memory is None else lambda: Reading(head.reader(memory), self.device),
             end=0 if memory is None else head.end,
             max_length=head.max_length,
+            summary=as_array(mean(tokens)),
         )
 
     def stack(self, answers: Sequence[Tensor], classes: int) -> Tensor:
@@ -101,6 +104,11 @@ class Reading:
 
     def keep(self, rows: Ids, *, same_images: bool) -> None:
         self.reader.keep(torch.from_numpy(rows).to(self.device), same_images=same_images)
+
+
+def mean(tokens: Tensor) -> Tensor:
+    """(B, N, D) to (B, D)"""
+    return tokens.float().mean(dim=1)
 
 
 def as_array(tensor: Tensor) -> Floats:

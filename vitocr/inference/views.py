@@ -55,11 +55,12 @@ def reading_of(
 ) -> Reading:
     """The answer to one look, in the model's own confidence.
 
-    fields: one row of each field of `heads.text.Decoded`; behind them, where several readings or a constraint were
-    asked for, a list of (ids, confidence), best first, which is empty where nothing satisfies the constraint.
+    fields: one row of each field of `heads.text.Decoded`, and the mean of the tokens; behind them, where several
+    readings or a constraint were asked for, a list of (ids, confidence), best first, which is empty where nothing
+    satisfies the constraint.
     size: height and width of what was looked at, for the boxes of the characters.
     """
-    ids, length, probs, confidence, where, *listed = fields
+    ids, length, probs, confidence, where, _, *listed = fields
     height, width = size
     likeliest: Iterable[tuple[Any, Any]] = listed[0] if listed else ()
     alternatives = tuple((codec.decode(np.asarray(each).tolist()), float(share)) for each, share in likeliest)
@@ -78,34 +79,38 @@ def reading_of(
 def put_together(
     views: Sequence[View],
     readings: Sequence[Reading],
+    summaries: Sequence[NDArray[Any]],
     *,
     size: tuple[int, int],
     aspect: float,
     calibration: Calibration | None = None,
     threshold: float = 0.0,
 ) -> Reading:
-    """One reading of a picture of `size` (height, width) from those of its views.
+    """One reading of a picture of `size` (height, width) from those of its views, and the means of their tokens.
 
     Windows first, as their characters make the text; then the confidence is made to mean something; by it the
     orientation is chosen, and by it, at last, whether there is anything to read.
     """
     of_turn: dict[int, list[Reading]] = {}
-    for view, reading in zip(views, readings, strict=True):
+    seen: dict[int, list[NDArray[Any]]] = {}
+    for view, reading, summary in zip(views, readings, summaries, strict=True):
         of_turn.setdefault(view.turn, []).append(reading)
+        seen.setdefault(view.turn, []).append(summary)
     lines = {
         turn: parts[0] if len(parts) == 1 else join(parts, size_when_turned(size, turn), aspect)
         for turn, parts in of_turn.items()
     }
     if calibration is not None:
-        lines = {turn: calibrated(line, calibration) for turn, line in lines.items()}
+        lines = {turn: calibrated(line, calibration, seen[turn]) for turn, line in lines.items()}
     reading = next(iter(lines.values())) if len(lines) == 1 else turned_back(surest(lines), size)
     if reading.text and reading.confidence < threshold:
         return replace(reading, text="", characters=(), guess=reading.text)
     return reading
 
 
-def calibrated(reading: Reading, calibration: Calibration) -> Reading:
+def calibrated(reading: Reading, calibration: Calibration, summaries: Sequence[NDArray[Any]]) -> Reading:
     if reading.unmatched:
         return reading
-    alternatives = tuple((text, float(calibration(share))) for text, share in reading.alternatives)
-    return replace(reading, confidence=float(calibration(reading.confidence)), alternatives=alternatives)
+    there = calibration.of_text(summaries) if reading.text else 1.0
+    alternatives = tuple((text, there * float(calibration(share))) for text, share in reading.alternatives)
+    return replace(reading, confidence=there * float(calibration(reading.confidence)), alternatives=alternatives)
