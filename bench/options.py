@@ -46,7 +46,8 @@ GROUPS = {
     "positions": Group(
         "cifar10",
         {
-            "learned": "",
+            "learned, from sines": "",
+            "learned, from noise": "backbone.positions_from=noise",
             "sinusoidal": "backbone.positions=sinusoidal",
             "rotary": "backbone.positions=rotary",
             "none": "backbone.positions=none",
