@@ -9,7 +9,7 @@ from typing import Any
 from vitocr.errors import UserError
 
 # A resumed run may differ in these from the run it continues: they do not change what is learned.
-MAY_DIFFER = ("resume", "run_dir", "trainer", "logger", "save_every", "log_every_steps", "data.data_dir")
+MAY_DIFFER = ("resume", "run_dir", "trainer", "logger", "save_every", "log_every_steps", "data.data_dir", "if_slow")
 LENGTH = ("budget", "epochs", "steps")
 # Of how a model is built, what does not change what its weights mean, so that nobody needs to hear of it.
 HARMLESS = {"keep_patches", "drop_path", "pretrained", "positions_from", "recompute", "ctc", "orders"}
