@@ -134,8 +134,9 @@ def confidence(told: Mapping[str, Any]) -> str:
         )
         if "presence" in calibration:
             out += (
-                " How likely it is that there is any text at all is a factor of every confidence: a logistic "
-                "regression on the mean of the tokens, fitted on these words, rendered ones and images without text."
+                " Where it is less likely than not that there is any text at all, the odds are a factor of the "
+                "confidence: a logistic regression on the mean of the tokens tells them, fitted on these words, "
+                "rendered ones and images without text."
             )
         out += "\n\n"
     elif calibration:

@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--before", action="append", default=[], help="what made the model it began from; repeatable")
     parser.add_argument("--data", action="append", default=[], help="words to measure it on; repeatable")
     parser.add_argument("--calibrate", help="held-back words; default: those the run validated on")
-    parser.add_argument("--blank-share", type=float, default=0.01, help="of crops without text that may be read")
+    parser.add_argument("--blank-share", type=float, default=0.005, help="of crops without text that may be read")
     parser.add_argument("--note", action="append", default=[], help="on the licence of other training data; repeatable")
     parser.add_argument("--storage", choices=("float16", "bfloat16"), default="float16")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="where cifar10 is")

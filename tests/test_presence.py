@@ -93,11 +93,12 @@ def test_too_few_images_teach_a_threshold_and_nothing_more(words: Path) -> None:
     assert calibration.presence is None and calibration.threshold > 0
 
 
-def test_listed_readings_are_as_unlikely_as_the_text_is_to_be_there_at_all() -> None:
+def test_a_reading_is_as_unlikely_as_there_being_any_text_and_one_part_with_text_will_do() -> None:
     weights = np.zeros(CHANNELS)
     weights[3] = 1.0
     calibration = Calibration(presence=Presence(weights, 0.0))
-    assert calibration.of_text([np.zeros(CHANNELS)]) == pytest.approx(0.5)
+    assert calibration.of_text([np.zeros(CHANNELS)]) == calibration.of_text([weights]) == 1.0, "words keep their own"
+    assert calibration.of_text([-weights]) == pytest.approx(np.exp(-1))
     one_part_has_text = [np.zeros(CHANNELS), 20 * weights, -20 * weights]
     assert calibration.of_text(one_part_has_text) == pytest.approx(1.0)
     assert Calibration().of_text([np.zeros(0)]) == 1.0

@@ -55,10 +55,12 @@ class Calibration:
         return sigmoid(self.scale * logit(confidence) + self.shift)
 
     def of_text(self, summaries: Sequence[ArrayLike]) -> float:
-        """The probability that there is text in an image, by the summaries of its parts: one part with text will do."""
+        """What a confidence is multiplied by, for there may be no text at all: the odds that there is, at most 1, so
+        that words keep theirs. By the summaries of an image's parts: one part with text will do."""
         if self.presence is None:
             return 1.0
-        return max(float(self.presence(summary)) for summary in summaries)
+        there = max(float(self.presence(summary)) for summary in summaries)
+        return 1.0 if there >= 0.5 else there / (1 - there)
 
     def to_dict(self) -> dict[str, Any]:
         stored = {"scale": self.scale, "shift": self.shift, "words": self.words, "threshold": self.threshold}

@@ -1,8 +1,8 @@
 """Whether there is any text to read, told by the mean of an image's tokens: a logistic regression on it.
 
 What a model reads out of a wall it may be sure of: a pole is a fine `I`. But the encoder knows more than its decoder
-says. The share of text it sees in an image, fitted on words and on images without any, goes into the confidence as a
-factor: the probability that a text is right is that of there being one, times that of having read it well.
+says. How likely it finds any text in an image, fitted on words and on images without any, goes into the confidence as
+a factor (`Calibration.of_text`).
 
 It stands in a model's description under `calibration`, as {"weights", "bias"}. Numpy only.
 """
