@@ -39,7 +39,7 @@ from vitocr.cores import usable_cores
 from vitocr.data.blanks import open_blanks
 from vitocr.data.cifar10 import load_cifar10
 from vitocr.data.rendered import open_rendered
-from vitocr.data.text_rows import Concat, TextSource, hold_out
+from vitocr.data.text_rows import Concat, Subset, TextSource, hold_out
 from vitocr.data.text_sources import open_source
 from vitocr.description import shorten_paths, without_paths
 from vitocr.drawing.reliability import draw_reliability
@@ -86,6 +86,14 @@ def held_back(config: dict[str, Any]) -> TextSource:
     return hold_out(open_source(path), data["val_size"], seed=config["seed"])[1]
 
 
+def by_kind(words: TextSource) -> list[TextSource]:
+    """Words held back of several sets in one, apart again."""
+    if not (isinstance(words, Subset) and isinstance(words.source, Concat)):
+        return [words]
+    which = np.array([words.source.locate(row)[0] for row in words.rows])
+    return [Subset(words, np.flatnonzero(which == number)) for number in np.unique(which)]
+
+
 def calibrate_text(
     file: Path, source: TextSource, config: dict[str, Any], *, blank_share: float, data_dir: Path
 ) -> dict[str, Any]:
@@ -93,7 +101,9 @@ def calibrate_text(
     predictor = vitocr.load(file)
     protocol = usual_protocol(predictor)
     options: Any = {"batch_size": 64, "watch": lambda items, _: items}
-    found = Calibration.from_dict(calibrate_words(predictor, [source], protocol=protocol, **options).calibration)
+    # How many words of each kind were held back is an accident of how many there are to learn from.
+    fitted = calibrate_words(predictor, by_kind(source), protocol=protocol, alike=True, **options)
+    found = Calibration.from_dict(fitted.calibration)
     size = predictor.preprocess.size
     drawn = config["render"] | {"cache": None, "rows": RENDERED, "seed": BLANK_SEED}
     about: Any = {"charset": config["charset"], "max_length": config["max_length"], "size": size, "budget_s": None}

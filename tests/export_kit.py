@@ -21,7 +21,13 @@ BACKBONE = {"_target_": "vitocr.models.vit.ViT", "patch": [8, 4], "dim": 32, "de
 HEADS: dict[str, dict[str, Any]] = {
     "classify": {"_target_": "vitocr.heads.classify.Classify", "classes": 7},
     "ctc": {"_target_": "vitocr.heads.ctc.Ctc", "rows": "learned"},
-    "transformer": {"_target_": "vitocr.heads.transformer.Transformer", "heads": 2, "depth": 2, "ctc": 0.5},
+    "transformer": {
+        "_target_": "vitocr.heads.transformer.Transformer",
+        "heads": 2,
+        "depth": 2,
+        "ctc": 0.5,
+        "smoothing": 0.1,
+    },
     "permuted": {"_target_": "vitocr.heads.permuted.Permuted", "heads": 2, "ctc": 0.5},
     "lstm": {"_target_": "vitocr.heads.lstm.Lstm", "hidden": 24},
 }

@@ -117,14 +117,14 @@ def texts_of(decoded: Decoded) -> list[list[int]]:
     return [ids[:n].tolist() for ids, n in zip(decoded.ids, decoded.lengths.tolist(), strict=True)]
 
 
-def train(head: nn.Module, tokens: Tensor, targets: TextTargets, *, steps: int, align: float = 0.0) -> None:
-    """Fit a head to a batch."""
+def train(head: nn.Module, tokens: Tensor, targets: TextTargets, *, steps: int, **options: float) -> None:
+    """Fit a head to a batch. options: of its loss."""
     torch.manual_seed(0)
     optimizer = torch.optim.AdamW(head.parameters(), lr=4e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps, pct_start=0.1)
     for _ in range(steps):
         optimizer.zero_grad()
-        head.loss(tokens, targets, align=align)["loss"].backward()  # type: ignore[operator]
+        head.loss(tokens, targets, **options)["loss"].backward()  # type: ignore[operator]
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()
         schedule.step()

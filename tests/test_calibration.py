@@ -38,6 +38,16 @@ def test_the_numbers_that_spoiled_a_confidence_are_found(scale: float, shift: fl
         assert lowest <= sure[inside].mean() <= highest
 
 
+def test_answers_count_as_much_as_their_weights_say() -> None:
+    few, many = answers(500, scale=0.5, shift=1.0), answers(5_000, scale=1.5, shift=-0.5, seed=1)
+    both = [np.concatenate(pair) for pair in zip(few, many, strict=True)]
+    as_often = [np.concatenate([np.repeat(a, 10), b]) for a, b in zip(few, many, strict=True)]
+    weighed = fit_calibration(*both, weights=np.repeat([7.0, 0.7], [500, 5_000]))  # their sum is for no one to mind
+    repeated, plain = fit_calibration(*as_often), fit_calibration(*both)
+    assert weighed.scale == pytest.approx(repeated.scale, rel=0.01) != pytest.approx(plain.scale, rel=0.05)
+    assert weighed.shift == pytest.approx(repeated.shift, abs=0.01) and weighed.words == 5_500
+
+
 def test_order_is_kept_and_the_ends_stay_finite() -> None:
     calibrated = Calibration(0.3, -0.2)([0.0, 1e-9, 0.2, 0.9, 1.0])
     assert (np.diff(calibrated) >= 0).all() and calibrated[2] < calibrated[3] < calibrated[4] < 1

@@ -31,6 +31,7 @@ from vitocr.errors import UserError
 from vitocr.heads.joint import CTC_COUNTS
 from vitocr.heads.text import (
     Decoded,
+    SymbolLogits,
     boxes,
     choose,
     look_loss,
@@ -179,6 +180,38 @@ def test_what_is_read_is_well_formed(name: str) -> None:
     assert (x0 >= 0).all() and (x0 < x1).all() and (x1 <= 1).all()
     assert (y0 >= 0).all() and (y0 < y1).all() and (y1 <= 1).all()
     assert not any(value.requires_grad for value in found)
+
+
+@pytest.mark.parametrize("name", ["ctc", *DECODERS])
+def test_a_head_taught_with_smoothed_labels_is_sure_of_what_it_knows_by_heart(name: str) -> None:
+    texts = random_texts(24)
+    tokens, plain = tokens_showing(texts), head_of(name)
+    train(plain, tokens, targets_of(texts), steps=250 if "permuted" in name else 150, label_smoothing=0.1)
+    freed = head_of(name, smoothing=0.1).eval()
+    freed.load_state_dict(plain.state_dict())
+    one, other = plain.decode(tokens), freed.decode(tokens)
+    assert texts_of(one) == texts_of(other) == texts
+    long = one.lengths >= 6
+    assert (other.confidence[long] > one.confidence[long]).all()
+    if name not in ("ctc", "lstm"):  # which take longer to be sure
+        assert (one.confidence[long] < 0.7).all() and (other.confidence[long] > 0.9).all()
+
+
+def test_smoothing_is_undone_exactly_and_what_is_likelier_stays_so() -> None:
+    random = torch.Generator().manual_seed(0)
+    meant = (3 * torch.randn(50, SYMBOLS + 1, generator=random)).softmax(dim=1)
+    taught = 0.9 * meant + 0.1 / (SYMBOLS + 1)  # what a head learns to say if that is what the images mean
+    layer = SymbolLogits(SYMBOLS + 1, SYMBOLS, 0.1)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(SYMBOLS + 1))
+        said = layer.eval()(taught.log()).softmax(dim=1)
+        assert (said - meant).abs().max() < 1e-3
+        assert (said.argsort(dim=1) == taught.argsort(dim=1)).all()
+        # Below what smoothing alone gives there is an order still, for constraints to choose by.
+        unlikely = torch.tensor([[0.97, 0.005, 0.004, 0.003, *[0.018 / 7] * 7]])
+        rest = layer(unlikely.log()).softmax(dim=1)[0, 1:4]
+        assert rest[0] > rest[1] > rest[2] > 0
+        assert torch.equal(layer.train()(taught), taught)  # what training sees is smoothed
 
 
 @every_decoder

@@ -43,21 +43,30 @@ def uncalibrated(predictor: Predictor) -> Predictor:
 
 
 def calibrate_text(
-    predictor: Predictor, data: Sequence[str | Path | TextSource], *, protocol: str, batch_size: int, watch: Watch
+    predictor: Predictor,
+    data: Sequence[str | Path | TextSource],
+    *,
+    protocol: str,
+    batch_size: int,
+    watch: Watch,
+    alike: bool = False,
 ) -> Found:
-    """On words with their labels. What counts as right is for the protocol to say."""
+    """On words with their labels. What counts as right is for the protocol to say. alike: every source counts the
+    same, however many words it has; else every word does."""
     plain = uncalibrated(predictor)
     before: list[float] = []
     right: list[float] = []
+    weights: list[float] = []
     for source in data:
         rows = open_source(source) if isinstance(source, str | Path) else source
         _, (_, labels, readings) = read_all(plain, rows, protocol=protocol, batch_size=batch_size, watch=watch)
         texts = ["" if isinstance(reading, Failure) else reading.text for reading in readings]
         right += right_words(texts, labels, protocol).tolist()
         before += [0.0 if isinstance(reading, Failure) else reading.confidence for reading in readings]
+        weights += [1 / len(labels) if alike else 1.0] * len(labels)
     judged = ~np.isnan(right)
     sure, good = np.array(before)[judged], np.array(right)[judged] > 0.5
-    calibration = fit_calibration(sure, good)
+    calibration = fit_calibration(sure, good, weights=np.array(weights)[judged])
     return Found(calibration.to_dict(), sure, calibration(sure), good)
 
 

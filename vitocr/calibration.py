@@ -76,8 +76,9 @@ def sigmoid(x: Floats) -> Floats:
     return 1 / (1 + np.exp(-x))
 
 
-def fit_calibration(confidence: ArrayLike, right: ArrayLike) -> Calibration:
+def fit_calibration(confidence: ArrayLike, right: ArrayLike, *, weights: ArrayLike | None = None) -> Calibration:
     """The scale and shift under which these answers, right or wrong, are the likeliest (Newton's method).
+    weights: how much each counts, beside the others; by default all alike.
 
     As Platt did, right counts as a little less than 1 and wrong as a little more than 0: a model that made no
     mistake on a hundred words is not yet infallible.
@@ -85,21 +86,23 @@ def fit_calibration(confidence: ArrayLike, right: ArrayLike) -> Calibration:
     x, y = logit(confidence), np.asarray(right, dtype=np.float64)
     if len(x) != len(y) or len(x) < FEWEST:
         raise UserError(f"Calibrating needs at least {FEWEST} words with their labels, not {len(x)}.")
-    wins, losses = y.sum(), len(y) - y.sum()
+    counts = np.ones(len(y)) if weights is None else np.asarray(weights, dtype=np.float64)
+    counts = counts / counts.mean()
+    wins, losses = (counts * y).sum(), (counts * (1 - y)).sum()
     target = np.where(y > 0.5, (wins + 1) / (wins + 2), 1 / (losses + 2))
     inputs = np.stack([x, np.ones_like(x)], axis=1)  # (n, 2)
-    weights = np.array([1.0, 0.0])
+    line = np.array([1.0, 0.0])
     for _ in range(100):
-        p = sigmoid(inputs @ weights)
-        gradient = inputs.T @ (p - target)
-        hessian = (inputs * (p * (1 - p))[:, None]).T @ inputs + 1e-6 * np.eye(2)
+        p = sigmoid(inputs @ line)
+        gradient = inputs.T @ (counts * (p - target))
+        hessian = (inputs * (counts * p * (1 - p))[:, None]).T @ inputs + 1e-6 * np.eye(2)
         step = np.linalg.solve(hessian, gradient)
-        weights -= step * min(1.0, 2.0 / max(np.abs(step).max(), 1e-12))  # far from the optimum Newton overshoots
+        line -= step * min(1.0, 2.0 / max(np.abs(step).max(), 1e-12))  # far from the optimum Newton overshoots
         if np.abs(step).max() < 1e-9:
             break
-    if weights[0] <= 0:  # surer when wrong than when right: only the share of right ones is known
+    if line[0] <= 0:  # surer when wrong than when right: only the share of right ones is known
         return Calibration(EPSILON, float(logit((wins + 1) / (len(y) + 2))), len(y))
-    return Calibration(float(weights[0]), float(weights[1]), len(y))
+    return Calibration(float(line[0]), float(line[1]), len(y))
 
 
 class Operating(NamedTuple):

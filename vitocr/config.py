@@ -13,7 +13,7 @@ MAY_DIFFER = ("resume", "run_dir", "trainer", "logger", "save_every", "log_every
 LENGTH = ("budget", "epochs", "steps")
 # Of how a model is built, what does not change what its weights mean, so that nobody needs to hear of it.
 HARMLESS = {"keep_patches", "drop_path", "pretrained", "positions_from", "recompute", "ctc", "orders"}
-HARMLESS |= {"symbols", "classes", "max_length"}  # which is for the codec to say, and the shapes
+HARMLESS |= {"smoothing", "symbols", "classes", "max_length"}  # which is for the codec to say, and the shapes
 
 
 def conf_dir() -> Path:

@@ -9,14 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitocr.heads.text import Decoded, TextTargets, boxes, patch_tokens, span_cover, symbol_logits, within
+from vitocr.heads.text import Decoded, SymbolLogits, TextTargets, boxes, patch_tokens, span_cover, within
 
 
 class Ctc(nn.Module):
     """`rows` pools the rows of the grid into one: "mean", or "learned", a softmax over the tokens of a column."""
 
     def __init__(
-        self, *, dim: int, prefix: int, grid: tuple[int, int], symbols: int, max_length: int, rows: str = "mean"
+        self,
+        *,
+        dim: int,
+        prefix: int,
+        grid: tuple[int, int],
+        symbols: int,
+        max_length: int,
+        rows: str = "mean",
+        smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         if rows not in ("mean", "learned"):
@@ -27,7 +35,7 @@ class Ctc(nn.Module):
                 "one character a column: use narrower patches, a wider image, or another head"
             )
         self.prefix, self.grid, self.blank, self.max_length = prefix, grid, symbols, max_length
-        self.logits = symbol_logits(dim, symbols)
+        self.logits = SymbolLogits(dim, symbols, smoothing)
         # With a single row nothing would depend on the scores, and DDP would wait for their gradients.
         self.row_scores = nn.Linear(dim, 1, bias=False) if rows == "learned" and grid[0] > 1 else None
         if self.row_scores is not None:

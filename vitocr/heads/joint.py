@@ -37,7 +37,15 @@ class DecoderHead(nn.Module):
     """
 
     def __init__(
-        self, *, dim: int, prefix: int, grid: tuple[int, int], symbols: int, max_length: int, ctc: float
+        self,
+        *,
+        dim: int,
+        prefix: int,
+        grid: tuple[int, int],
+        symbols: int,
+        max_length: int,
+        ctc: float,
+        smoothing: float,
     ) -> None:
         super().__init__()
         if ctc < 0:
@@ -45,8 +53,8 @@ class DecoderHead(nn.Module):
         self.prefix, self.grid, self.end, self.max_length = prefix, grid, symbols, max_length
         self.ctc_weight = ctc
         # The decoder also learns texts that CTC has no room for; their share is told as "infeasible".
-        room = min(max_length, grid[1])
-        self.ctc = Ctc(dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=room) if ctc else None
+        of_ctc: Any = {"dim": dim, "prefix": prefix, "grid": grid, "symbols": symbols, "smoothing": smoothing}
+        self.ctc = Ctc(**of_ctc, max_length=min(max_length, grid[1])) if ctc else None
 
     def decoder_loss(
         self, memory: Tensor, targets: TextTargets, *, label_smoothing: float, align: float

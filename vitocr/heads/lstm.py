@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitocr.heads.joint import DecoderHead
-from vitocr.heads.text import TextTargets, look_loss, symbol_logits, symbol_loss, teacher_forcing
+from vitocr.heads.text import SymbolLogits, TextTargets, look_loss, symbol_loss, teacher_forcing
 
 
 class State(NamedTuple):
@@ -31,14 +31,17 @@ class Lstm(DecoderHead):
         max_length: int,
         hidden: int = 256,
         ctc: float = 0.0,
+        smoothing: float = 0.0,
     ) -> None:
-        super().__init__(dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc)
+        super().__init__(
+            dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc, smoothing=smoothing
+        )
         self.hidden = hidden
         self.embed = nn.Embedding(symbols + 1, dim)
         self.of_token, self.of_state = nn.Linear(dim, hidden), nn.Linear(hidden, hidden, bias=False)
         self.score = nn.Linear(hidden, 1, bias=False)
         self.cell = nn.LSTMCell(2 * dim, hidden)
-        self.logits = symbol_logits(hidden, symbols)
+        self.logits = SymbolLogits(hidden, symbols, smoothing)
 
     def begin(self, memory: Tensor) -> State:
         zeros = memory.new_zeros(len(memory), self.hidden)

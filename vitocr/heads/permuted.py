@@ -19,10 +19,10 @@ from vitocr.errors import UserError
 from vitocr.heads.joint import DecoderHead
 from vitocr.heads.text import (
     Decoded,
+    SymbolLogits,
     TextTargets,
     look_loss,
     read_at_once,
-    symbol_logits,
     symbol_loss,
     teacher_forcing,
     within,
@@ -64,8 +64,11 @@ class Permuted(DecoderHead):
         mlp_ratio: float = 4.0,
         activation: str = "relu",
         ctc: float = 0.0,
+        smoothing: float = 0.0,
     ) -> None:
-        super().__init__(dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc)
+        super().__init__(
+            dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc, smoothing=smoothing
+        )
         if orders < 1:
             raise ValueError(f"head.orders={orders}: train on at least one")
         self.orders = orders
@@ -74,7 +77,7 @@ class Permuted(DecoderHead):
         self.norm_content = nn.LayerNorm(dim)
         self.blocks = nn.ModuleList([DecoderBlock(dim, heads, mlp_ratio=mlp_ratio, activation=activation)])
         self.norm = nn.LayerNorm(dim)
-        self.logits = symbol_logits(dim, symbols)
+        self.logits = SymbolLogits(dim, symbols, smoothing)
         reset(self.embed)
         reset(self.blocks)
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from vitocr.errors import UserError
 
+UNLIKELY = 0.01  # what is left of the probability of a symbol that is nothing but smoothing
+
 
 class TextTargets(NamedTuple):
     ids: Tensor  # (B, L) int64, padded with -1
@@ -44,12 +46,31 @@ class Reader(Protocol):
         """
 
 
-def symbol_logits(dim: int, symbols: int) -> nn.Linear:
-    """The last layer of a head; nearly all symbols alike at first."""
-    layer = nn.Linear(dim, symbols + 1)
-    nn.init.trunc_normal_(layer.weight, std=0.02)
-    nn.init.zeros_(layer.bias)
-    return layer
+class SymbolLogits(nn.Linear):
+    """The last layer of a head: logits (..., S + 1), nearly all symbols alike at first.
+
+    smoothing: share of label smoothing that it is taught with, and that its answers are freed of once it reads. What
+    such a model means by probability q, it has learned to call (1 - smoothing) q + smoothing / (S + 1); of a whole
+    word that leaves a half and less, the longer the word the less. Undone, `str-tiny` tells its right words from its
+    wrong ones better by far (docs/records/ablations.md). Which symbol is the likeliest stays as it is.
+    """
+
+    def __init__(self, dim: int, symbols: int, smoothing: float) -> None:
+        super().__init__(dim, symbols + 1)
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"head.smoothing={smoothing} is a share: at least 0 and below 1")
+        self.smoothing = smoothing
+        nn.init.trunc_normal_(self.weight, std=0.02)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        if self.training or not self.smoothing:
+            return logits
+        logits = logits.float()
+        by_smoothing = self.smoothing / logits.shape[-1] / logits.softmax(dim=-1)  # of every probability, what share
+        # What is all smoothing is not impossible: among such symbols a constraint may have to choose.
+        return logits + (1 - by_smoothing).clamp(min=UNLIKELY).log()
 
 
 def patch_tokens(tokens: Tensor, prefix: int, grid: tuple[int, int]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitocr.heads.guess import read_by_guess
 from vitocr.heads.joint import DecoderHead
-from vitocr.heads.text import Decoded, TextTargets, look_loss, symbol_logits, symbol_loss, teacher_forcing
+from vitocr.heads.text import Decoded, SymbolLogits, TextTargets, look_loss, symbol_loss, teacher_forcing
 from vitocr.models.decoder import DecoderBlock, KeysValues, causal_mask, packed_where, reset, sine_positions
 
 
@@ -30,8 +30,11 @@ class Transformer(DecoderHead):
         activation: str = "relu",
         positions: str = "learned",
         ctc: float = 0.0,
+        smoothing: float = 0.0,
     ) -> None:
-        super().__init__(dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc)
+        super().__init__(
+            dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc, smoothing=smoothing
+        )
         if positions not in ("learned", "sine"):
             raise ValueError(f"head.positions={positions}: choose learned or sine")
         if depth < 1:
@@ -46,7 +49,7 @@ class Transformer(DecoderHead):
             DecoderBlock(dim, heads, mlp_ratio=mlp_ratio, activation=activation) for _ in range(depth)
         )
         self.norm = nn.LayerNorm(dim)
-        self.logits = symbol_logits(dim, symbols)
+        self.logits = SymbolLogits(dim, symbols, smoothing)
         reset(self.embed)
         reset(self.blocks)
 

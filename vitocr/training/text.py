@@ -70,7 +70,11 @@ class TextKit:
         labels = (text for source in sources for row in range(len(source)) if (text := source.text(row)))
         self.codec = open_charset(config["charset"], labels=labels)
         self.protocol = config["protocol"] or protocol_for(self.codec.characters)
-        self.head_arguments = {"symbols": len(self.codec), "max_length": config["max_length"]}
+        self.head_arguments = {
+            "symbols": len(self.codec),
+            "max_length": config["max_length"],
+            "smoothing": config["label_smoothing"],
+        }
         self.sizes = {"train": len(self.mixture), "val": sum(map(len, self.val)), "test": sum(map(len, self.test))}
         self.sizes = {name: size for name, size in self.sizes.items() if size}
         self.data_description = {
