@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,7 @@ def test_each_core_takes_images_of_its_own_and_all_answers_come_in_order(
     def seen(run: Any) -> Any:
         def noting(feeds: Any) -> Any:
             working.add(threading.current_thread().name)
+            time.sleep(0.02)  # or one core might be done with all before the next has begun
             return run(feeds)
 
         return noting
