@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from vitocr.calibrate import calibrate_text, check_form, find_threshold, store
 from vitocr.calibration import Calibration
 from vitocr.checkpoint import load_checkpoint, save_model
+from vitocr.data.text_rows import Subset
+from vitocr.data.text_sources import open_source
 from vitocr.description import describe, read_description
 from vitocr.drawing.reliability import draw_reliability
 from vitocr.errors import UserError
@@ -46,6 +48,17 @@ def test_a_reader_too_sure_of_itself_is_brought_to_its_share_of_right_words(word
     assert before > 0.2 and after < 0.1
     assert found.after.mean() == pytest.approx(0.7, abs=0.02)
     assert np.allclose(Calibration.from_dict(found.calibration)(found.before), found.after)
+
+
+def test_where_sources_count_alike_the_larger_does_not_outvote_the_smaller(words: Path) -> None:
+    every = open_source(words)  # 7 in 10 are right
+    good = Subset(every, np.array([n for n in range(120) if n % 10 > 2][:60]))
+    options: Any = {"protocol": "36", "batch_size": 64, "watch": watch}
+    shares = {
+        alike: calibrate_text(reader_of_bars(BarReader(sure=0.9)), [every, good], alike=alike, **options).after.mean()
+        for alike in (False, True)
+    }
+    assert shares == {False: pytest.approx(0.8, abs=0.02), True: pytest.approx(0.85, abs=0.02)}
 
 
 def test_what_counts_as_right_is_up_to_the_protocol(words: Path) -> None:
