@@ -18,7 +18,7 @@ from vitocr.constraints.ctc_beam import ctc_beam_search
 from vitocr.constraints.found import Floats, Found, log_softmax
 from vitocr.constraints.search import Asked, Encoded, search
 from vitocr.errors import UserError
-from vitocr.inference.numpy_decode import decode_ctc, text_probability
+from vitocr.inference.numpy_decode import decode, text_probability
 
 FEW = "ab1"
 LONGEST = 4
@@ -273,7 +273,7 @@ def test_ctc_s_text_is_laid_on_the_columns_that_say_it() -> None:
 
 def test_a_beam_of_ctc_says_what_greedy_reading_says_where_there_is_no_doubt() -> None:
     logits = columns(20, columns=9, symbols=3, sharp=8.0)
-    greedy = decode_ctc({"ctc_logits": logits}, rows=1, blank=3)
+    greedy = decode({"ctc_logits": logits}, None, {"head": "ctc", "rows": 1, "blank": 3})
     alike = 0
     for row, answer in enumerate(search(encoded(logits=logits), Asked(None, 8, 1))):
         length = int(greedy.lengths[row])

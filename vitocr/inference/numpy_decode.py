@@ -24,7 +24,18 @@ Run = Callable[[Tensors], Tensors]  # a graph: named inputs to named outputs
 WAYS = ("decoder", "ctc", "surer")
 CTC_COUNTS = 0.3  # as in heads/joint.py
 TOGETHER = 16  # texts of about one length that are looked at at once: on one core, the padding of more would show
+RESCALE = 8  # columns: so many of the least that float32 can tell do not yet come to nothing in float64
 CROWDED = 0.75  # words that have ended stay in the batch until they are a quarter of it: leaving costs a copy
+
+
+class Spelled(NamedTuple):
+    """What was read, not yet where. Beyond the length of a text: -1 in ids, 1 in probs, anything in seen."""
+
+    ids: Ids  # (B, L)
+    lengths: Ids  # (B,)
+    probs: Floats  # (B, L)
+    confidence: Floats  # (B,)
+    seen: Floats  # (B, L, N): how much of each character stands on each token
 
 
 class Decoded(NamedTuple):
@@ -47,11 +58,18 @@ def decode(
     refine: int = 1,
 ) -> Decoded:
     """What an exported text model reads. encoded: what `encode` gave; the options are those of the heads."""
+    spelled = spell(encoded, step, reading, by=by, mode=mode, refine=refine)
+    return Decoded(*spelled[:4], boxes(spelled.seen, spelled.lengths, reading["rows"]))
+
+
+def spell(
+    encoded: Tensors, step: Run | None, reading: Mapping[str, Any], *, by: str | None, mode: str, refine: int
+) -> Spelled:
     if reading["head"] == "ctc":
-        return decode_ctc(encoded, rows=reading["rows"], blank=reading["blank"])
+        return spell_ctc(encoded, rows=reading["rows"], blank=reading["blank"])
     by = way_of(by, decoder=True, ctc=reading["ctc"])
     if by != "decoder":
-        aligned = decode_ctc(encoded, rows=reading["rows"], blank=reading["end"])
+        aligned = spell_ctc(encoded, rows=reading["rows"], blank=reading["end"])
         if by == "ctc":
             return aligned
     assert step is not None
@@ -68,19 +86,19 @@ def decode(
     take_ctc = aligned.confidence > decoded.confidence
     if of_aligned is not None:
         differ = np.flatnonzero(texts_differ(decoded, aligned) & ~np.isnan(of_aligned))
-        chances, ids = softmax(encoded["ctc_logits"][differ]), decoded.ids[differ]
-        with np.errstate(divide="ignore"):  # no chance at all is -inf
-            of_decoded = np.log(text_probability(chances, ids, decoded.lengths[differ], blank=reading["end"]))
-            one, two = np.log(aligned.confidence[differ]), np.log(decoded.confidence[differ])
-        take_ctc[differ] = of_aligned[differ] + CTC_COUNTS * one > two + CTC_COUNTS * of_decoded
+        if differ.size:
+            chances, ids = softmax(encoded["ctc_logits"][differ]), decoded.ids[differ]
+            with np.errstate(divide="ignore"):  # no chance at all is -inf
+                of_decoded = np.log(text_probability(chances, ids, decoded.lengths[differ], blank=reading["end"]))
+                one, two = np.log(aligned.confidence[differ]), np.log(decoded.confidence[differ])
+            take_ctc[differ] = of_aligned[differ] + CTC_COUNTS * one > two + CTC_COUNTS * of_decoded
     return choose(decoded, aligned, take_ctc)
 
 
-def texts_differ(a: Decoded, b: Decoded) -> NDArray[np.bool_]:
+def texts_differ(a: Spelled, b: Spelled) -> NDArray[np.bool_]:
     """(B,)"""
-    longest = max(a.ids.shape[1], b.ids.shape[1])
-    one, two = (np.pad(each.ids, ((0, 0), (0, longest - each.ids.shape[1])), constant_values=-1) for each in (a, b))
-    return (one != two).any(axis=1)
+    both = min(a.ids.shape[1], b.ids.shape[1])
+    return (a.lengths != b.lengths) | (a.ids[:, :both] != b.ids[:, :both]).any(axis=1)
 
 
 def way_of(by: str | None, *, decoder: bool, ctc: bool) -> str:
@@ -102,7 +120,7 @@ def softmax(logits: Floats) -> Floats:
     return shares
 
 
-def read_stepwise(step: Run, image: Tensors, reading: Mapping[str, Any]) -> Decoded:
+def read_stepwise(step: Run, image: Tensors, reading: Mapping[str, Any]) -> Spelled:
     """The likeliest symbol at every step, until the last word has ended."""
     end, max_length = reading["end"], reading["max_length"]
     B = len(next(iter(image.values())))
@@ -132,10 +150,10 @@ def read_stepwise(step: Run, image: Tensors, reading: Mapping[str, Any]) -> Deco
             state = {name: tensor[going] for name, tensor in state.items()}
             going = going[going]
     assert weights is not None
-    return until_the_end(ids, probs, weights, end=end, rows=reading["rows"])
+    return until_the_end(ids, probs, weights, end=end)
 
 
-def read_by_guess(step: Run, image: Tensors, reading: Mapping[str, Any], guess: Decoded) -> tuple[Decoded, Floats]:
+def read_by_guess(step: Run, image: Tensors, reading: Mapping[str, Any], guess: Spelled) -> tuple[Spelled, Floats]:
     """What `read_stepwise` reads, in a pass or two over whole texts, and the logarithm (B,) of the probability that the
     decoder gives the guess: `heads.guess` tells how."""
     end, max_length = reading["end"], reading["max_length"]
@@ -175,7 +193,7 @@ def read_by_guess(step: Run, image: Tensors, reading: Mapping[str, Any], guess: 
             rows, text = rows[changed], without_tail(said[changed][:, :max_length], end)
     assert weights is not None
     ids[:, max_length] = end  # should rounding have kept a text from settling, it is cut here
-    return until_the_end(ids, probs, weights, end=end, rows=reading["rows"]), of_guess
+    return until_the_end(ids, probs, weights, end=end), of_guess
 
 
 def log_product(chances: Floats, asked: NDArray[np.bool_]) -> Floats:
@@ -224,7 +242,7 @@ def beginning(reading: Mapping[str, Any], B: int) -> dict[str, NDArray[np.float3
     return {entry["in"]: np.zeros((B, *entry["shape"]), dtype=np.float32) for entry in reading["state"]}
 
 
-def read_permuted(step: Run, image: Tensors, reading: Mapping[str, Any], *, mode: str, refine: int) -> Decoded:
+def read_permuted(step: Run, image: Tensors, reading: Mapping[str, Any], *, mode: str, refine: int) -> Spelled:
     """As `heads.permuted.Permuted.read`."""
     if mode not in ("ar", "parallel"):
         raise UserError(f"mode={mode}: choose ar or parallel")
@@ -234,7 +252,7 @@ def read_permuted(step: Run, image: Tensors, reading: Mapping[str, Any], *, mode
     return found
 
 
-def read_places(step: Run, image: Tensors, reading: Mapping[str, Any], guess: Decoded | None) -> Decoded:
+def read_places(step: Run, image: Tensors, reading: Mapping[str, Any], guess: Spelled | None) -> Spelled:
     """One pass over all places, given nothing or a guess, which may grow by one character."""
     end, max_length = reading["end"], reading["max_length"]
     B = len(next(iter(image.values())))
@@ -253,26 +271,26 @@ def read_places(step: Run, image: Tensors, reading: Mapping[str, Any], guess: De
     ids, probs = chances.argmax(axis=2), chances.max(axis=2)
     no_room = np.arange(P) >= longest[:, None]
     ids, probs = np.where(no_room, end, ids), np.where(no_room, chances[..., end], probs)
-    return until_the_end(ids, probs, found["weights"], end=end, rows=reading["rows"])
+    return until_the_end(ids, probs, found["weights"], end=end)
 
 
-def until_the_end(ids: Ids, probs: Floats, weights: Floats, *, end: int, rows: int) -> Decoded:
+def until_the_end(ids: Ids, probs: Floats, weights: Floats, *, end: int) -> Spelled:
     """Symbols (B, P) of which at least the last is the end, cut at the first end."""
     lengths = (ids == end).argmax(axis=1)
     spoken = np.arange(ids.shape[1]) <= lengths[:, None]  # the end included
     confidence = np.where(spoken, probs, 1).prod(axis=1)
     longest = int(lengths.max(initial=0))
     real = np.arange(longest) < lengths[:, None]
-    return Decoded(
+    return Spelled(
         np.where(real, ids[:, :longest], -1),
         lengths,
         np.where(real, probs[:, :longest], 1),
         confidence,
-        boxes(weights[:, :longest], lengths, rows),
+        weights[:, :longest],
     )
 
 
-def decode_ctc(encoded: Tensors, *, rows: int, blank: int) -> Decoded:
+def spell_ctc(encoded: Tensors, *, rows: int, blank: int) -> Spelled:
     """Greedy, with the probability of the text over all its ways on the columns, as `heads.ctc.Ctc.decode`."""
     chances = softmax(encoded["ctc_logits"])  # (B, T, S + 1)
     B, T, _ = chances.shape
@@ -292,14 +310,15 @@ def decode_ctc(encoded: Tensors, *, rows: int, blank: int) -> Decoded:
         shares = np.full((B, rows, T), 1 / rows, dtype=np.float32)
     seen = belongs[:, :, None] * shares[:, None]  # (B, L, rows, T)
     confidence = text_probability(chances, ids, lengths, blank=blank)
-    return Decoded(ids, lengths, probs, confidence, boxes(seen.reshape(B, longest, rows * T), lengths, rows))
+    return Spelled(ids, lengths, probs, confidence, seen.reshape(B, longest, rows * T))
 
 
 def text_probability(chances: Floats, ids: Ids, lengths: Ids, *, blank: int) -> Floats:
     """The probability (B,) of texts (B, L), summed over all ways to lay them on the columns of (B, T, S + 1).
 
     Graves et al. 2006: symbols stand between blanks; a column stays, goes on, or skips the blank between two that
-    differ. The sums are brought back to 1 at every column, so that none runs out of digits.
+    differ. Each column is counted in units of its likeliest symbol, and now and then the sums are brought back to 1, so
+    that neither runs out of digits. The loop works in place: for one word, numpy's calls are most of its time.
     """
     B, T, _ = chances.shape
     L = ids.shape[1]
@@ -309,14 +328,22 @@ def text_probability(chances: Floats, ids: Ids, lengths: Ids, *, blank: int) -> 
     skips = np.zeros((B, 2 * L + 1))
     skips[:, 3::2] = ids[:, 1:] != ids[:, :-1]
     at = np.take_along_axis(chances, states[:, None], axis=2).astype(np.float64) * within[:, None]  # (B, T, 2L + 1)
+    units = np.maximum(at.max(axis=2, keepdims=True), np.finfo(np.float64).tiny)
+    at /= units
+    logs = np.log(units).sum(axis=(1, 2))
     ways = np.zeros((B, 2 * L + 3))  # two states that never are, so that every state has two before it
-    ways[:, 2:4] = at[:, 0, :2]
-    logs = np.zeros(B)
+    here, one_before, two_before = ways[:, 2:], ways[:, 1:-1], ways[:, :-2]
+    here[:, :2] = at[:, 0, :2]
+    come = np.empty_like(here)
     for column in range(1, T):
-        ways[:, 2:] = (ways[:, 2:] + ways[:, 1:-1] + skips * ways[:, :-2]) * at[:, column]
-        total = ways.sum(axis=1)
-        ways /= total[:, None]
-        logs += np.log(total)
+        np.multiply(skips, two_before, out=come)
+        come += one_before
+        come += here
+        np.multiply(come, at[:, column], out=here)
+        if column % RESCALE == 0:
+            total = np.maximum(ways.sum(axis=1), np.finfo(np.float64).tiny)
+            ways /= total[:, None]
+            logs += np.log(total)
     last = 2 * lengths[:, None] + 2
     ends = np.take_along_axis(ways, last, axis=1) + np.take_along_axis(ways, last - 1, axis=1)
     return ends[:, 0] * np.exp(logs)
@@ -343,23 +370,24 @@ def run_around_peak(profile: Floats) -> tuple[Floats, Floats]:
     return first / n, last / n
 
 
-def choose(first: Decoded, second: Decoded, take_second: NDArray[np.bool_]) -> Decoded:
+def choose(first: Spelled, second: Spelled, take_second: NDArray[np.bool_]) -> Spelled:
     """Row by row one of two readings; `take_second` (B,)."""
+    if not take_second.any() or take_second.all():
+        return second if take_second.any() else first
     lengths = np.where(take_second, second.lengths, first.lengths)
-    longest = int(lengths.max(initial=0))
+    longest = int(lengths.max())
 
     def pick(a: NDArray[Any], b: NDArray[Any], empty: float) -> NDArray[Any]:
-        both = []
-        for each in (a, b):
-            wide = np.full((len(each), longest, *each.shape[2:]), empty, dtype=each.dtype)
-            wide[:, : each.shape[1]] = each[:, :longest]
-            both.append(wide)
-        return np.where(take_second.reshape(-1, *[1] * (a.ndim - 1)), both[1], both[0])
+        chosen = np.full((len(a), longest, *a.shape[2:]), empty, dtype=a.dtype)
+        for some, rows in ((a, ~take_second), (b, take_second)):
+            width = min(longest, some.shape[1])
+            chosen[rows, :width] = some[rows, :width]
+        return chosen
 
-    return Decoded(
+    return Spelled(
         pick(first.ids, second.ids, -1),
         lengths,
         pick(first.probs, second.probs, 1),
         np.where(take_second, second.confidence, first.confidence),
-        pick(first.where, second.where, 0),
+        pick(first.seen, second.seen, 0),
     )
