@@ -151,7 +151,7 @@ def test_a_run_with_blanks_among_its_words_learns_to_say_nothing_of_a_wall(tmp_p
         "augment.warp=0", "label_smoothing=0", "optim.lr=3e-3", "val_every=100", "steps=200", "data.val_size=2",
         "data.train=[{path:words,weight:1},{path:blanks,weight:1}]", "run_dir=run",
     ]  # fmt: skip
-    run(options, tmp_path)
+    assert "no photographs at data/cifar10/train_images.npy" in run(options, tmp_path)
     model = vitocr.load(tmp_path / "run")
     walls = open_blanks(size=(32, 64), seed=5, photos=tmp_path / "none.npy", rows=60)
     assert sum(not reading.text for reading in model([walls.read(row).image for row in range(60)])) > 50

@@ -285,6 +285,16 @@ def test_a_text_has_the_probability_that_ctc_gives_it(columns: int) -> None:
     np.testing.assert_allclose(found, (-nll).exp().numpy(), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_text_that_no_column_shows_has_no_probability_whatever_the_others_show() -> None:
+    chances = np.zeros((3, 40, 3), dtype=np.float32)
+    chances[..., 2] = 1.0  # nothing but blanks
+    chances[1, 20, :] = (1e-38, 0, 1)
+    chances[2, 20] = 0  # a column that shows nothing at all
+    found = text_probability(chances, np.array([[0], [0], [0]]), np.array([1, 1, 1]), blank=2)
+    np.testing.assert_allclose(found, [0, 1e-38, 0], rtol=1e-5)
+
+
 # --- the file -------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vitocr import machine
-from vitocr.data.blanks import BLANKS, open_blanks
+from vitocr.data.blanks import BLANKS, PHOTOS, open_blanks
 from vitocr.data.rendered import open_rendered
 from vitocr.data.text_rows import TextSource
 from vitocr.training.clock import parse_seconds
@@ -20,6 +20,11 @@ def drawn_rows(
 ) -> TextSource:
     """which: one of DRAWN. size: height and width of the crops, in pixels."""
     if which == BLANKS:
+        if not PHOTOS.is_file():
+            say(
+                f"{BLANKS}: all of them drawn, for there are no photographs at {PHOTOS}. Who has learned from some reads "
+                "less into walls and trees: python train.py task=cifar10 steps=1 brings them."
+            )
         return open_blanks(size=size, seed=config["render"]["seed"])
     return rendered_words(config, size=size, say=say)
 
