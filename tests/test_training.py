@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import torch
 from runs_kit import ONE, ROOT, TINY, TWO, assert_same_weights, kill_after_first_checkpoint, run, weights
 
 import vitocr
+from vitocr.checkpoint import load_checkpoint
 from vitocr.evaluate import evaluate
 
 
@@ -135,6 +137,23 @@ def test_resuming_with_other_options_is_refused_and_named(shapes: Path, tmp_path
     refusal = run([*words, f"resume={tmp_path / 'run'}", "optim.lr=0.5"], tmp_path, code=2)
     assert "optim.lr: 0.001 there, 0.5 here" in refusal
     assert "holds a run already" in run(words, tmp_path, code=2)
+
+
+def test_a_run_that_goes_on_with_other_data_says_so_and_does_not_forget_it(shapes: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(shapes, data)
+    words = [*TINY, *ONE, f"data.root={data}", f"run_dir={tmp_path / 'run'}"]
+    run([*words, "steps=2"], tmp_path)
+    for steps in (4, 6):
+        (tmp_path / "run" / "metrics.json").unlink()
+        if steps == 4:
+            next(data.rglob("*.png")).unlink()
+        said = run([*words, f"steps={steps}", "resume=auto"], tmp_path)
+        assert ("data is no longer what this run began with" in said) == (steps == 4)
+    _, description = load_checkpoint(tmp_path / "run" / "model.safetensors")
+    (before,) = description["provenance"]["data_before"]
+    assert before["until_step"] == 2
+    assert before["fingerprints"] != description["provenance"]["data"]["fingerprints"]
 
 
 @pytest.mark.parametrize("ranks", [ONE, TWO], ids=["one process", "two DDP ranks"])

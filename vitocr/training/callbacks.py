@@ -1,9 +1,7 @@
-"""What happens around the steps: the clock, the curve, the checkpoints, the averaged weights."""
+"""What happens around the steps: the clock, the curve, the averaged weights. (The checkpoints: keeper.py.)"""
 
 import csv
-import math
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +10,8 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from vitocr.checkpoint import atomic_write
 from vitocr.data.loader import Batch
 from vitocr.errors import UserError
 from vitocr.machine import die_with_parent, memory_bytes
@@ -30,13 +26,6 @@ CURVE = ("step", "epoch", "seconds", "progress", "lr", "train_loss", "train_accu
 def counted(trainer: L.Trainer, module: Training) -> dict[str, float]:
     """The figures of the validation that has just ended."""
     return {name: float(trainer.callback_metrics[f"val_{name}"]) for name in module.kit.counts}
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """A kill or a full disk while saving leaves the previous checkpoint as it was."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        atomic_write(path, lambda temporary: torch.save(checkpoint, temporary))
 
 
 class Timekeeper(L.Callback):
@@ -258,74 +247,3 @@ class Recorder(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, module: Any, exception: BaseException) -> None:
         self.display.stop()
-
-
-class Keeper(L.Callback):
-    """`last.ckpt` every so often and at the end, `best.ckpt` whenever validation was never better."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        timekeeper: Timekeeper,
-        recorder: Recorder,
-        every_s: float,
-        every_steps: int | None,
-    ) -> None:
-        self.folder, self.timekeeper, self.recorder = folder, timekeeper, recorder
-        self.every_s, self.every_steps = every_s, every_steps
-        self.saved_at_s, self.best = 0.0, -math.inf
-        self.val: dict[str, float] = {}  # the last validation
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "val": self.val}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.val = state_dict["best"], state_dict["val"]
-
-    def on_train_start(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]
-        self.saved_at_s = self.timekeeper.elapsed_s
-
-    def on_train_batch_end(  # type: ignore[override]
-        self, trainer: L.Trainer, module: Training, outputs: Any, batch: Batch, batch_idx: int
-    ) -> None:
-        # Decided by what all ranks agree on, because saving is done together.
-        due = self.timekeeper.elapsed_s - self.saved_at_s >= self.every_s
-        if due or (self.every_steps and trainer.global_step % self.every_steps == 0):
-            self.save(trainer)
-
-    def on_validation_end(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]
-        if trainer.sanity_checking:
-            return
-        self.val = counted(trainer, module)
-        score = self.val.get("accuracy", -self.val["loss"])
-        if score >= self.best:  # of equals the later one has seen more
-            self.best = score
-            self.save(trainer, best=True)
-
-    def on_train_end(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]
-        has_val = bool(self.val)
-        self.save(trainer, best=not has_val)
-
-    def save(self, trainer: L.Trainer, *, best: bool = False) -> None:
-        last = self.folder / "last.ckpt"
-        trainer.save_checkpoint(last)
-        self.saved_at_s = self.timekeeper.elapsed_s
-        if best and trainer.is_global_zero:
-            atomic_write(self.folder / "best.ckpt", lambda temporary: shutil.copyfile(last, temporary))
-
-    def on_save_checkpoint(self, trainer: L.Trainer, module: Training, checkpoint: dict[str, Any]) -> None:  # type: ignore[override]
-        description = module.description
-        metrics = {"val": self.val} if self.val else {}
-        provenance = description["provenance"] | {
-            "steps": trainer.global_step,
-            "epochs": trainer.global_step / self.recorder.batches_per_epoch,
-            "seconds": self.timekeeper.clock.elapsed_s(),
-            **self.recorder.summary(),
-        }
-        checkpoint["vitocr"] = description | {"metrics": metrics, "provenance": provenance}
-
-    def on_load_checkpoint(self, trainer: L.Trainer, module: Training, checkpoint: dict[str, Any]) -> None:  # type: ignore[override]
-        # The one thing that a run which goes on cannot find out again: where it started may be gone by now.
-        if (origin := checkpoint["vitocr"]["provenance"].get("started_from")) is not None:
-            module.description["provenance"]["started_from"] = origin

@@ -22,8 +22,8 @@ def drawn_rows(
     if which == BLANKS:
         if not PHOTOS.is_file():
             say(
-                f"{BLANKS}: all of them drawn, for there are no photographs at {PHOTOS}. Who has learned from some reads "
-                "less into walls and trees: python train.py task=cifar10 steps=1 brings them."
+                f"{BLANKS}: all of them drawn, for there are no photographs at {PHOTOS}. A model that has learned from "
+                "some reads less into walls and trees: python train.py task=cifar10 steps=1 brings them."
             )
         return open_blanks(size=size, seed=config["render"]["seed"])
     return rendered_words(config, size=size, say=say)

@@ -24,11 +24,12 @@ from vitocr.description import describe
 from vitocr.errors import UserError
 from vitocr.models.flops import training_flops
 from vitocr.models.model import Model, build_model
-from vitocr.training.callbacks import AtomicCheckpointIO, Averager, Keeper, Recorder, Timekeeper
+from vitocr.training.callbacks import Averager, Recorder, Timekeeper
 from vitocr.training.clock import Clock, parse_seconds
 from vitocr.training.display import Display
 from vitocr.training.exchange import ForkedDDP
 from vitocr.training.feed import Feed, Kit
+from vitocr.training.keeper import AtomicCheckpointIO, Keeper
 from vitocr.training.module import Recipe, Training
 
 Say = Callable[[str], object]
