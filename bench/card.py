@@ -173,7 +173,7 @@ def thresholds(told: Mapping[str, Any]) -> str:
 def making(told: Mapping[str, Any]) -> str:
     provenance, train = told["description"]["provenance"], told["train"]
     machine = provenance["hardware"]
-    where = machine["gpu"] or f"{machine['cores']} cores of {machine['cpu']}, no GPU"
+    where = machine["gpu"] or f"{machine['cores']} core{'s' * (machine['cores'] > 1)} of {machine['cpu']}, no GPU"
     commit = f"commit `{provenance['git']}`, " if provenance.get("git") else ""
     before = "".join(f"    {command}\n\nmade a model, and from that began\n\n" for command in told["before"])
     parts = [f"{100 * part['share']:.0f} % of {part['name']}" for part in provenance.get("mean_of", [])]
