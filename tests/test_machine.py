@@ -152,11 +152,16 @@ print((machine.memory_bytes() - before) / 2**20)
 
 
 def test_asking_to_keep_freed_memory_breaks_nothing_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
     def no_such_library(name: str) -> None:
+        asked.append(name)
         raise OSError(name)
 
     monkeypatch.setattr(machine.ctypes, "CDLL", no_such_library)
+    monkeypatch.setattr(machine.sys, "platform", "linux")
     machine.keep_freed_memory()
+    assert asked == ["libc.so.6"], "it was tried, and what came of that was nobody's trouble"
 
 
 def test_whether_int8_is_multiplied_natively_is_read_from_the_flags_of_the_cpu(tmp_path: Path) -> None:

@@ -372,8 +372,10 @@ def run_around_peak(profile: Floats) -> tuple[Floats, Floats]:
 
 def choose(first: Spelled, second: Spelled, take_second: NDArray[np.bool_]) -> Spelled:
     """Row by row one of two readings; `take_second` (B,)."""
-    if not take_second.any() or take_second.all():
-        return second if take_second.any() else first
+    if take_second.all():
+        return second
+    if not take_second.any():
+        return first
     lengths = np.where(take_second, second.lengths, first.lengths)
     longest = int(lengths.max())
 
