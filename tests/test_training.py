@@ -135,7 +135,7 @@ def test_resuming_with_other_options_is_refused_and_named(shapes: Path, tmp_path
     words = [*TINY, *ONE, f"data.root={shapes}", "steps=4", f"run_dir={tmp_path / 'run'}"]
     run(words, tmp_path)
     refusal = run([*words, f"resume={tmp_path / 'run'}", "optim.lr=0.5"], tmp_path, code=2)
-    assert "optim.lr: 0.001 there, 0.5 here" in refusal
+    assert "optim.lr: auto there, 0.5 here" in refusal
     assert "holds a run already" in run(words, tmp_path, code=2)
 
 

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitocr.models.model import Model
-from vitocr.training.clock import Clock, learning_rate_factor
+from vitocr.training.clock import Clock
 from vitocr.training.exchange import ForkedDDP, gather_by_socket
 from vitocr.training.feed import Kit
 from vitocr.training.optim import build_optimizer
+from vitocr.training.rates import set_rates
 
 
 class Recipe(NamedTuple):
@@ -65,17 +66,16 @@ class Training(L.LightningModule):
         early = self.clock.progress < self.recipe.keep_until
         return getattr(self.model.backbone, "keep_patches", 1.0) if early else 1.0
 
-    def expected_epochs(self) -> float:
-        """How often training will have seen each image; under a budget, as far as can be told by now."""
+    def expected_steps(self) -> float:
+        """How many this training will have been; under a budget, as far as can be told by now."""
         if self.clock.steps is not None:
-            return self.clock.steps / self.batches_per_epoch
+            return self.clock.steps
         done = self.clock.progress
-        return self.global_step / self.batches_per_epoch / done if done > 0.02 else 0.0
+        return self.global_step / done if done > 0.02 else 0.0
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        factor = learning_rate_factor(self.clock.progress, **self.optim["schedule"])
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = group["base_lr"] * factor
+        optimizer, schedule = self.trainer.optimizers[0], self.optim["schedule"]
+        set_rates(optimizer, progress=self.clock.progress, steps=self.expected_steps(), schedule=schedule)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         rank, world = self.global_rank, self.trainer.world_size
@@ -84,7 +84,7 @@ class Training(L.LightningModule):
             batch,
             dtype=self.compute_dtype,
             progress=self.clock.progress,
-            epochs=self.expected_epochs(),
+            epochs=self.expected_steps() / self.batches_per_epoch,
             rank=rank,
             world=world,
         )

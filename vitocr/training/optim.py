@@ -20,6 +20,7 @@ from torch.optim.adamw import adamw
 
 from vitocr.errors import UserError, did_you_mean
 from vitocr.training.exchange import gather_by_socket
+from vitocr.training.rates import both_ends
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # the quintic of the Muon paper: steepest at zero
 
@@ -168,16 +169,18 @@ def build_optimizer(
             matrices.append(p)
         else:
             others.append(p)
-    adamw_group = {"rule": "adamw", "lr": spec["lr"], "betas": tuple(spec["betas"])}
+    rates = {"rule": "adamw", "betas": tuple(spec["betas"]), "lr_ends": both_ends("lr", spec["lr"])}
+    decay = both_ends("weight_decay", spec["weight_decay"])
     groups = [
-        adamw_group | {"params": others, "weight_decay": spec["weight_decay"]},
-        adamw_group | {"params": undecayed, "weight_decay": 0.0},
+        rates | {"params": others, "weight_decay_ends": decay},
+        rates | {"params": undecayed, "weight_decay_ends": (0.0, 0.0)},
     ]
     if matrices:
         muon = spec["muon"]
-        groups.append({"rule": "muon", "params": matrices} | {k: muon[k] for k in ("lr", "momentum", "weight_decay")})
-    for group in groups:
-        group["base_lr"] = group["lr"]  # what the schedule scales
+        ends = {f"{name}_ends": both_ends(f"muon.{name}", muon[name]) for name in ("lr", "weight_decay")}
+        groups.append({"rule": "muon", "params": matrices, "momentum": muon["momentum"]} | ends)
+    for group in groups:  # until the schedule says otherwise (rates.py)
+        group["lr"], group["weight_decay"] = group["lr_ends"][0], group["weight_decay_ends"][0]
     return MuonAdamW(
         [group for group in groups if group["params"]],
         ns_steps=spec["muon"]["ns_steps"],
