@@ -203,6 +203,31 @@ def test_a_head_of_the_same_shapes_but_another_build_stays_as_it_was(tmp_path: P
     assert moved.left == ["the head: heads is 4 there and 2 here"]
 
 
+CTC = {"_target_": "vitocr.heads.ctc.Ctc"}
+
+
+@pytest.mark.parametrize("one", [READER, READER | {"_target_": "vitocr.heads.permuted.Permuted"}])
+def test_ctc_is_taken_out_from_beside_a_decoder_and_put_beside_one(one: dict[str, Any], tmp_path: Path) -> None:
+    alone = reader("cab", head=CTC, seed=1)
+    moved, there, _, after = moved_from(tmp_path, reader("abc", head=one), alone)
+    order = [2, 0, 1, 3]  # c, a, b, blank
+    assert torch.equal(after["head.logits.weight"], there["head.ctc.logits.weight"][order])
+    assert moved.notes == [f"of {one['_target_'].rpartition('.')[2]}, only its CTC comes along to Ctc"]
+    assert moved.unused and not any("ctc" in name for name in moved.unused)
+
+    both = reader("abc", head=one, seed=2)
+    moved, there, before, after = moved_from(tmp_path, alone, both)
+    assert torch.equal(after["head.ctc.logits.weight"], there["head.logits.weight"][[1, 2, 0, 3]])
+    assert moved.missing and all(torch.equal(before[name], after[name]) for name in moved.missing)
+    assert not moved.unused and not any("ctc" in name for name in moved.missing)
+
+
+def test_a_head_without_ctc_gives_a_reader_nothing(tmp_path: Path) -> None:
+    moved, _, before, after = moved_from(tmp_path, reader("abc", head=READER | {"ctc": 0}), reader("abc", head=CTC))
+    assert moved.left == ["the head, Ctc here and Transformer there"]
+    assert all(torch.equal(before[name], after[name]) for name in after if name.startswith("head."))
+
+
 def test_parts_that_only_one_of_them_has_are_named(tmp_path: Path) -> None:
     deeper, shallow = READER | {"depth": 2, "ctc": 0.0}, READER
     here = reader("abc", head=deeper, seed=1)

@@ -2,9 +2,9 @@
 
 - The backbone must be of the same build. If the grid of patches is another one (another image size), its position
   embeddings are interpolated.
-- The head comes along if it is of the same kind. What belongs to a class or a character is copied row by row, by
-  its name, so another character set, or another order of classes, keeps what was learned of those they share. The
-  places of a longer text are new, the others are kept.
+- The head comes along if it is of the same kind; of heads that read text, their CTC in any case. What belongs to a
+  class or a character is copied row by row, by its name, so another character set, or another order of classes, keeps
+  what was learned of those they share. The places of a longer text are new, the others are kept.
 - Everything else keeps its fresh weights, and is named.
 """
 
@@ -28,6 +28,7 @@ from vitocr.models.model import Model
 
 # What changes the meaning of weights without changing their shapes.
 BUILD = ("_target_", "name", "patch", "stem", "heads", "norm", "activation", "pool", "hidden")
+BESIDE = "head.ctc."  # the weights of a CTC that stands beside a decoder
 PLACED = ("positions", "pos_embed", "class_token", "cls_token", "reg_token")  # of a backbone, beside its layers
 
 
@@ -186,6 +187,13 @@ def resize_grid(positions: Tensor, grid: tuple[int, int]) -> Tensor:
     return resized.permute(0, 2, 3, 1).to(positions.dtype)
 
 
+def reader_of_columns(found: Mapping[str, Tensor], here: str, there: str) -> dict[str, Tensor]:
+    """The CTC of a head under the names that it has in a head of another kind: by itself, or beside a decoder. What a
+    decoder has taught an encoder so serves a reader that does without."""
+    old, new = ("head." if kind == "Ctc" else BESIDE for kind in (there, here))
+    return {new + name.removeprefix(old): value for name, value in found.items() if name.startswith(old)}
+
+
 def take_head(
     weights: dict[str, Tensor], found: Mapping[str, Tensor], here: Mapping[str, Any], there: Mapping[str, Any],
     moved: Moved,
@@ -193,10 +201,14 @@ def take_head(
     specs = here["model"]["head"], there["model"]["head"]
     kinds = tuple(spec["_target_"].rpartition(".")[2] for spec in specs)
     if kinds[0] != kinds[1]:
-        moved.left.append(f"the head, {kinds[0]} here and {kinds[1]} there")
-        return
-    build = {name: both for name, both in differing(*specs).items() if name in BUILD}
-    if build:
+        unused = [name for name in found if name.startswith("head.")]
+        found = reader_of_columns(found, *kinds)
+        if not any(name in weights for name in found):
+            moved.left.append(f"the head, {kinds[0]} here and {kinds[1]} there")
+            return
+        moved.notes.append(f"of {kinds[1]}, only its CTC comes along to {kinds[0]}")
+        moved.unused += [name for name in unused if kinds[1] != "Ctc" and not name.startswith(BESIDE)]
+    elif build := {name: both for name, both in differing(*specs).items() if name in BUILD}:
         moved.left.append(f"the head: {listed(build)}")
         return
     moved.unused += [name for name in found if name.startswith("head.") and name not in weights]

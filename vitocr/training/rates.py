@@ -1,9 +1,9 @@
 """What the optimiser learns with at every moment: the schedule, and rates that fit the length of the training.
 
-A long training wants to be slower and to forget less. CIFAR-10 after 150 minutes (some 70,000 steps) reached 93.5 % with
-half the rates and two fifths of the decay that ten minutes are best with; with theirs (and fewer images mixed) it had
-stayed at 90.7 %, for most of the time too hot to settle. So a rate may be "auto": a number for short trainings, another
-for long ones, and what lies between in between.
+A long training wants to be slower and to forget less. CIFAR-10 after 150 minutes (some 70,000 steps) reached 93.5 %
+with half the rates and two fifths of the decay that ten minutes are best with; with theirs (and fewer images mixed) it
+had stayed at 90.7 %, for most of the time too hot to settle. So a rate may be "auto": a number for short trainings,
+another for long ones, and what lies between in between.
 """
 
 import math
