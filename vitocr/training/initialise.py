@@ -206,7 +206,7 @@ def take_head(
         if not any(name in weights for name in found):
             moved.left.append(f"the head, {kinds[0]} here and {kinds[1]} there")
             return
-        moved.notes.append(f"of {kinds[1]}, only its CTC comes along to {kinds[0]}")
+        moved.notes.append(f"of the head, {kinds[1]} there and {kinds[0]} here, the CTC is what comes along")
         moved.unused += [name for name in unused if kinds[1] != "Ctc" and not name.startswith(BESIDE)]
     elif build := {name: both for name, both in differing(*specs).items() if name in BUILD}:
         moved.left.append(f"the head: {listed(build)}")
