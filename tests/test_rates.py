@@ -39,7 +39,7 @@ def test_a_long_training_is_slower_and_forgets_less() -> None:
 
 def test_rates_fall_steadily_with_the_length_of_the_training_and_stay_within_their_ends() -> None:
     for ends in AUTO.values():
-        values = [between(ends, steps) for steps in (0, 100, SHORT, 20_000, 40_000, LONG, 10**7)]
+        values = [between(ends, steps) for steps in (0, 100, SHORT, 17_000, 20_000, LONG, 10**7)]
         assert values == sorted(values, reverse=True)
         assert values[0] == values[2] == ends[0]
         assert values[5] == pytest.approx(values[6]) == pytest.approx(ends[1])
@@ -59,7 +59,7 @@ def test_the_schedule_scales_every_rate_and_no_decay() -> None:
 
 def test_vectors_are_not_decayed_in_trainings_of_any_length() -> None:
     optimizer = optimiser()
-    rates(optimizer, steps=40_000)
+    rates(optimizer, steps=20_000)
     assert sorted(group["weight_decay"] for group in optimizer.param_groups)[0] == 0.0
 
 
