@@ -20,7 +20,7 @@ from vitocr.commands.use import AsJson, BatchSize, ModelName
 from vitocr.errors import UserError, did_you_mean
 
 app = typer.Typer(
-    help="Vision Transformers that turn pixels into a label: train, measure, use.",
+    help="Vision Transformers that turn pixels into a label or a text: train, measure, use.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # a bug should show a plain traceback
