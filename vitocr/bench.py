@@ -254,15 +254,23 @@ def main(
         results = {name: [] for name in contenders}
         for number in range(rounds):
             for name, run in contenders.items():
-                print(f"\rround {number + 1} of {rounds}: {name:28}", end="", file=sys.stderr, flush=True)
+                say(f"round {number + 1} of {rounds}: {name}")
                 results[name].append(run())
-    print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    say("")
     gflops = training_flops(build_model(spec_of(config)), tuple(config["preprocess"]["size"])) / 1e9
     figures = summarise(results, limit=limit, gflops_per_image=gflops)
     figures["plan"] = f"{plan.devices} ranks x {plan.threads} threads, {os.cpu_count()} cores"
     if table:
         print_table(figures)
     return figures
+
+
+def say(doing: str) -> None:
+    """What is being timed now: in place on a terminal, a line each in a log."""
+    if sys.stderr.isatty():
+        print(f"\r{doing:60}", end="" if doing else "\r", file=sys.stderr, flush=True)
+    elif doing:
+        print(doing, file=sys.stderr, flush=True)
 
 
 def summarise(results: dict[str, list[float]], *, limit: str, gflops_per_image: float) -> dict[str, Any]:
