@@ -1,11 +1,17 @@
 """Time: how it is written, how far training is, and what the learning rate does meanwhile."""
 
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
 
 from vitocr.errors import UserError
+from vitocr.training.callbacks import Timekeeper
 from vitocr.training.clock import Clock, learning_rate_factor, parse_seconds
 
 
@@ -117,3 +123,26 @@ def test_what_is_left_is_told_from_what_is_done() -> None:
     clock = Clock(steps=10, started=time.monotonic())
     clock.update(step=4, elapsed_s=20.0)
     assert clock.remaining_s(20.0) == pytest.approx(30.0)
+
+
+def tell_progress(rank: int, world: int, folder: str) -> None:
+    """A rank that began a little later than the first, and whose stopwatch found validation to take longer."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    clock = Clock(budget_s=100.0, started=time.monotonic() - 50 + rank)
+    clock.reserve_s = 10.0 + 20 * rank
+    timekeeper = Timekeeper(clock, sync_every=1, last_checkpoint=Path(folder) / "last.ckpt")
+    trainer = SimpleNamespace(world_size=world, global_step=7, should_stop=False)
+    module: Any = SimpleNamespace(
+        global_rank=rank, trainer=trainer, device=torch.device("cpu"), told={"loss": torch.ones(())}
+    )
+    timekeeper.on_train_batch_end(trainer, module, None, None, 0)  # type: ignore[arg-type]
+    torch.save(clock.progress, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_all_ranks_are_as_far_as_the_first_or_one_would_stop_and_the_others_wait_for_it(tmp_path: Path) -> None:
+    start_processes(tell_progress, (2, str(tmp_path)), nprocs=2, start_method="fork")
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert first == second, "to the last bit"
+    assert first == pytest.approx(50 / 90, abs=0.02)

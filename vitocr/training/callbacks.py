@@ -45,14 +45,18 @@ class Timekeeper(L.Callback):
             torch.set_num_threads(torch.get_num_threads())
 
     def agree(self, module: Training) -> float:
-        """The first rank's seconds, and whether any rank's loss went astray, in one exchange."""
-        own = self.clock.elapsed_s() if module.global_rank == 0 else 0.0
-        astray = 0.0 if torch.isfinite(module.told["loss"]) else 1.0
-        both = torch.tensor([own, astray], dtype=torch.float64)
+        """The first rank's stopwatch, for all; and whether any rank's loss went astray, in one exchange.
+
+        What it keeps of the budget for the end is the first rank's too. A rank that took its own would end a step
+        before or after the others now and then, and they would wait for each other for ever.
+        """
+        first = module.global_rank == 0
+        own = [self.clock.elapsed_s(), self.clock.reserve_s] if first else [0.0, 0.0]
+        told = torch.tensor([*own, 0.0 if torch.isfinite(module.told["loss"]) else 1.0], dtype=torch.float64)
         if module.trainer.world_size > 1:
-            both = both.to(module.device if module.device.type == "cuda" else "cpu")
-            dist.all_reduce(both, op=dist.ReduceOp.MAX)
-        self.elapsed_s, astray = both.tolist()
+            told = told.to(module.device if module.device.type == "cuda" else "cpu")
+            dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        self.elapsed_s, self.clock.reserve_s, astray = told.tolist()
         return astray
 
     def on_train_start(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]
