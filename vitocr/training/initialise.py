@@ -201,13 +201,13 @@ def take_head(
     specs = here["model"]["head"], there["model"]["head"]
     kinds = tuple(spec["_target_"].rpartition(".")[2] for spec in specs)
     if kinds[0] != kinds[1]:
-        unused = [name for name in found if name.startswith("head.")]
-        found = reader_of_columns(found, *kinds)
+        whole, found = found, reader_of_columns(found, *kinds)
         if not any(name in weights for name in found):
             moved.left.append(f"the head, {kinds[0]} here and {kinds[1]} there")
             return
         moved.notes.append(f"of the head, {kinds[1]} there and {kinds[0]} here, the CTC is what comes along")
-        moved.unused += [name for name in unused if kinds[1] != "Ctc" and not name.startswith(BESIDE)]
+        if kinds[1] != "Ctc":
+            moved.unused += [name for name in whole if name.startswith("head.") and not name.startswith(BESIDE)]
     elif build := {name: both for name, both in differing(*specs).items() if name in BUILD}:
         moved.left.append(f"the head: {listed(build)}")
         return
