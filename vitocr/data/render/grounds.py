@@ -105,6 +105,9 @@ def load_photos(
     photos: list[NDArray[np.uint8]] = []
     for folder in folders:
         root = Path(folder).expanduser()
+        if root.suffix == ".npy":
+            photos += load_stack(root, most=most)
+            continue
         paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES)
         if not paths:
             raise UserError(f"There are no photographs ({', '.join(PHOTO_SUFFIXES)}) in {root}.")
@@ -118,9 +121,18 @@ def load_photos(
             except (OSError, ValueError):
                 continue  # one broken photograph among thousands does not matter
     if cifar10 is not None:
-        images = np.load(cifar10, mmap_mode="r")
-        photos += list(np.ascontiguousarray(images[:: max(1, len(images) // most)]))  # a view of the file if it is all
+        photos += load_stack(cifar10, most=most)
     return photos
+
+
+def load_stack(path: Path, *, most: int) -> list[NDArray[np.uint8]]:
+    """Photographs of one size in an array (N, H, W, 3), as CIFAR-10 is kept."""
+    try:
+        images = np.load(path, mmap_mode="r")
+    except FileNotFoundError as error:
+        brings = " `python train.py task=cifar10 steps=1` brings them." if "cifar10" in path.parts else ""
+        raise UserError(f"There are no photographs at {str(path)!r}.{brings}") from error
+    return list(np.ascontiguousarray(images[:: max(1, len(images) // most)]))  # a view of the file if it is all
 
 
 def cut_photo(photos: list[NDArray[np.uint8]], rng: random.Random, height: int, width: int) -> Pixels:
