@@ -178,6 +178,36 @@ def test_spaces_come_only_when_the_charset_has_one() -> None:
     assert all(len(crop.boxes) == len(crop.text) and crop.text == crop.text.strip() for crop in crops)
 
 
+def test_photographs_stand_behind_the_words_from_a_folder_or_an_array(tmp_path: Path) -> None:
+    meadow = np.full((40, 40, 3), (0, 200, 0), np.uint8)
+    meadow[:, ::4] = (0, 100, 0)
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(meadow).save(tmp_path / "photos" / "meadow.png")
+    np.save(tmp_path / "photos.npy", np.stack([meadow] * 3))
+
+    def green(*grounds: Path) -> list[float]:
+        """By how much each crop is greener than red."""
+        spec = RenderSpec(effects=dataclasses.replace(PLAIN, photo=1.0), grounds=tuple(map(str, grounds)))
+        render = Renderer(spec)
+        return [float((render(index).image @ np.array([-1.0, 1.0, 0.0])).mean()) for index in range(30)]
+
+    plain, folder, array = green(), green(tmp_path / "photos"), green(tmp_path / "photos.npy")
+    assert folder == array
+    assert np.mean(array) > np.mean(plain) + 10
+
+
+def test_photographs_that_are_not_there_or_are_none_are_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    np.save(tmp_path / "labels.npy", np.arange(5))
+    for name, why in (
+        ("empty", "There are no photographs"),
+        ("cifar10/train_images.npy", "task=cifar10 steps=1"),
+        ("labels.npy", r"not photographs: uint8 \(N, height, width, 3\)"),
+    ):
+        with pytest.raises(UserError, match=why):
+            Renderer(RenderSpec(grounds=(str(tmp_path / name),)))
+
+
 def test_words_of_the_users_own_are_used(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("Xylophon\nQuagga\n", encoding="utf-8")
     renderer = Renderer(RenderSpec(words=(str(tmp_path / "words.txt"),), own_words=1.0, effects=PLAIN))

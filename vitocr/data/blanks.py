@@ -32,7 +32,7 @@ class Blanks:
 
     def __init__(self, *, size: tuple[int, int], seed: int = 0, photos: Path | None = None) -> None:
         self.size, self.seed = size, seed
-        self._photos = grounds.load_photos((), cifar10=photos, most=MOST_PHOTOS)
+        self._photos = grounds.load_photos(() if photos is None else (photos,), most=MOST_PHOTOS)
         self._effects = Effects()
         photographs = zlib.crc32(b"".join(photo[::16].tobytes() for photo in self._photos))
         about = [VERSION, list(size), seed, photographs]

@@ -112,7 +112,6 @@ def prerender(
     spec: RenderSpec,
     count: int,
     *,
-    cifar10: Path | None = None,
     workers: int | None = None,
     shard: int = SHARD,
     say: Callable[[str], object] = print,
@@ -124,7 +123,7 @@ def prerender(
     if spec.shape != "stretch":
         raise UserError("Rendering into a cache needs crops of one size: render.shape=stretch.")
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"spec": spec.to_dict(), "fingerprint": Renderer(spec, cifar10=cifar10).fingerprint, "shard": shard}
+    about = {"spec": spec.to_dict(), "fingerprint": Renderer(spec).fingerprint, "shard": shard}
     if (folder / ABOUT).exists():
         found = _read_about(folder)
         if found["fingerprint"] != about["fingerprint"] or found["shard"] != shard:
@@ -136,7 +135,7 @@ def prerender(
     shards = -(-count // shard)
     missing = [number for number in range(shards) if not _is_complete(folder, number)]
     if missing:
-        _render_shards(folder, spec, cifar10, missing, shard, workers or usable_cores(), say)
+        _render_shards(folder, spec, missing, shard, workers or usable_cores(), say)
     say(f"{shards * shard:,} rendered crops are in {folder}")
     return RenderCache(folder)
 
@@ -144,7 +143,6 @@ def prerender(
 def _render_shards(
     folder: Path,
     spec: RenderSpec,
-    cifar10: Path | None,
     missing: list[int],
     shard: int,
     workers: int,
@@ -154,7 +152,7 @@ def _render_shards(
     started, said, done = time.monotonic(), time.monotonic(), 0
     # Spawned, not forked: the caller may already run threads (torch, Lightning) that a fork would break.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (spec, cifar10)) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker, (spec,)) as pool:
         waiting: set[Future[None]] = {pool.submit(_render_shard, folder, number, shard) for number in missing}
         try:
             while waiting:
@@ -175,10 +173,10 @@ def _render_shards(
 _renderer: Renderer | None = None
 
 
-def _start_worker(spec: RenderSpec, cifar10: Path | None) -> None:
+def _start_worker(spec: RenderSpec) -> None:
     global _renderer
     set_threads()
-    _renderer = Renderer(spec, cifar10=cifar10)
+    _renderer = Renderer(spec)
 
 
 def _render_shard(folder: Path, number: int, shard: int) -> None:

@@ -1,8 +1,8 @@
 """What is behind the text, and how it is lit: textures, photographs, fields of light, and noise.
 
 Everything here is made once per process from a fixed seed (0.5 s) and then cut from, at random places: cutting costs
-microseconds, making costs milliseconds. Photographs are the user's (`grounds=[dirs]`) and, where CIFAR-10 lies in
-its cache, its training images, which enlarged are soft pieces of the world.
+microseconds, making costs milliseconds. Photographs are the user's: `grounds=[...]` names folders of them, or arrays
+such as CIFAR-10's training images, which enlarged are soft pieces of the world.
 """
 
 from __future__ import annotations
@@ -97,31 +97,27 @@ def noise() -> Pixels:
     return (both / both.std())[None]
 
 
-def load_photos(
-    folders: Iterable[str | Path], *, cifar10: Path | None = None, most: int = MOST_PHOTOS
-) -> list[NDArray[np.uint8]]:
-    """Photographs below the folders, made small, in the order of their names; and images of CIFAR-10 if given.
+def load_photos(paths: Iterable[str | Path], *, most: int = MOST_PHOTOS) -> list[NDArray[np.uint8]]:
+    """Photographs below folders, made small, in the order of their names, and those of .npy files.
     most: of each of these, spread over all there are."""
     photos: list[NDArray[np.uint8]] = []
-    for folder in folders:
-        root = Path(folder).expanduser()
+    for path in paths:
+        root = Path(path).expanduser()
         if root.suffix == ".npy":
             photos += load_stack(root, most=most)
             continue
-        paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES)
-        if not paths:
+        files = sorted(file for file in root.rglob("*") if file.suffix.lower() in PHOTO_SUFFIXES)
+        if not files:
             raise UserError(f"There are no photographs ({', '.join(PHOTO_SUFFIXES)}) in {root}.")
-        for path in paths[:: max(1, len(paths) // most)]:
+        for file in files[:: max(1, len(files) // most)]:
             try:
-                with Image.open(path) as image:
+                with Image.open(file) as image:
                     image.draft("RGB", (PHOTO_SIDE, PHOTO_SIDE))
                     small = image.convert("RGB")
                     small.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
                     photos.append(np.asarray(small))
             except (OSError, ValueError):
                 continue  # one broken photograph among thousands does not matter
-    if cifar10 is not None:
-        photos += load_stack(cifar10, most=most)
     return photos
 
 
@@ -132,6 +128,12 @@ def load_stack(path: Path, *, most: int) -> list[NDArray[np.uint8]]:
     except FileNotFoundError as error:
         brings = " `python train.py task=cifar10 steps=1` brings them." if "cifar10" in path.parts else ""
         raise UserError(f"There are no photographs at {str(path)!r}.{brings}") from error
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} is no array of photographs: {error}") from error
+    if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or not len(images):
+        raise UserError(
+            f"{str(path)!r} holds {images.dtype} of shape {images.shape}, not photographs: uint8 (N, height, width, 3)."
+        )
     return list(np.ascontiguousarray(images[:: max(1, len(images) // most)]))  # a view of the file if it is all
 
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 import random
 import zlib
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -35,11 +34,9 @@ HANGUL = "가힣한글"
 class Renderer:
     """Renderer(spec)(index) -> Crop. Fonts open and glyphs are drawn when first needed, so the first thousand crops
     are slower than the rest; pickling or forking a fresh renderer is cheap.
-
-    cifar10: the training images of CIFAR-10 as .npy, to serve as photographic grounds.
     """
 
-    def __init__(self, spec: RenderSpec | None = None, *, cifar10: Path | None = None) -> None:
+    def __init__(self, spec: RenderSpec | None = None) -> None:
         self.spec = spec = spec or RenderSpec()
         files = find_fonts(spec.fonts, packages=spec.system_fonts)
         self._book = FontBook(files)
@@ -58,7 +55,7 @@ class Renderer:
             own=spec.words,
             own_share=spec.own_words,
         )
-        self._photos = grounds.load_photos(spec.grounds, cifar10=cifar10) if spec.effects.photo else []
+        self._photos = grounds.load_photos(spec.grounds) if spec.effects.photo else []
         self.fingerprint = self._fingerprint([file.name for file in files])
 
     def __call__(self, index: int) -> Crop:

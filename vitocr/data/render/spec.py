@@ -85,11 +85,11 @@ class RenderSpec:
     """size: (height, width) in pixels. shape "stretch" gives exactly that; "natural" gives that height and
     whatever width the crop's own proportions ask for (at most four times `width`).
 
-    fonts, grounds: folders of more font files and of photographs. words: text files, a word a line, that
-    `own_words` of all crops take their text from. charset: crops show these characters alone (a model that ignores
-    case should still see both cases: leave that to its codec); with a space in it, some crops hold several words.
-    korean: the share of Korean text (needs a font that has it). blank: the share of crops with nothing to read, whose
-    text is empty (see blank.py).
+    fonts: folders of more font files. grounds: folders of photographs, or arrays of them as .npy. words: text files, a
+    word a line, that `own_words` of all crops take their text from. charset: crops show these characters alone (a model
+    that ignores case should still see both cases: leave that to its codec); with a space in it, some crops hold several
+    words. korean: the share of Korean text (needs a font that has it). blank: the share of crops with nothing to read,
+    whose text is empty (see blank.py).
     """
 
     size: tuple[int, int] = (32, 128)
