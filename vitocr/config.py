@@ -11,7 +11,8 @@ from vitocr.errors import UserError
 # A resumed run may differ in these from the run it continues: they do not change what is learned.
 # Nor does where rendered words lie: which they are, the renderer's other options say.
 MAY_DIFFER = (
-    "resume", "run_dir", "trainer", "logger", "save_every", "log_every_steps", "data.data_dir", "if_slow", "render.cache",
+    "resume", "run_dir", "trainer", "logger", "save_every", "log_every_steps", "data.data_dir", "if_slow",
+    "render.cache",
 )  # fmt: skip
 LENGTH = ("budget", "epochs", "steps")
 # Of how a model is built, what does not change what its weights mean, so that nobody needs to hear of it.
