@@ -40,8 +40,8 @@ class Ctc(nn.Module):
             raise ValueError(f"head.frames={frames}: a column says at least one symbol")
         if max_length > grid[1] * frames:
             raise ValueError(
-                f"head.max_length={max_length} is more than the {grid[1]} columns of the grid with head.frames={frames} "
-                "each, and CTC reads at most one character in each of these: use more frames, narrower patches, a "
+                f"head.max_length={max_length} is more than the {grid[1]} columns of the grid with head.frames={frames}"
+                " each, and CTC reads at most one character in each of these: use more frames, narrower patches, a "
                 "wider image, or another head"
             )
         self.prefix, self.grid, self.blank, self.max_length = prefix, grid, symbols, max_length
