@@ -28,7 +28,7 @@ HEADS: dict[str, dict[str, Any]] = {
         "ctc": 0.5,
         "smoothing": 0.1,
     },
-    "permuted": {"_target_": "vitocr.heads.permuted.Permuted", "heads": 2, "ctc": 0.5, "frames": 2},
+    "permuted": {"_target_": "vitocr.heads.permuted.Permuted", "heads": 2, "ctc": 0.5},
     "lstm": {"_target_": "vitocr.heads.lstm.Lstm", "hidden": 24},
 }
 DECODERS = ["transformer", "permuted", "lstm"]

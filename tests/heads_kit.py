@@ -23,16 +23,15 @@ SMALL: dict[str, Any] = {
 }
 HEADS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "ctc": (Ctc, {}),
-    "ctc, two frames": (Ctc, {"frames": 2}),
     "transformer": (Transformer, {"heads": 2}),
     "transformer, two layers": (Transformer, {"heads": 2, "depth": 2, "positions": "sine"}),
     "transformer with ctc": (Transformer, {"heads": 2, "ctc": 0.5}),
     "permuted": (Permuted, {"heads": 2}),
-    "permuted with ctc": (Permuted, {"heads": 2, "ctc": 0.5, "frames": 2}),
+    "permuted with ctc": (Permuted, {"heads": 2, "ctc": 0.5}),
     "lstm": (Lstm, {"hidden": 48}),
     "lstm with ctc": (Lstm, {"hidden": 48, "ctc": 0.5}),
 }
-DECODERS = [name for name in HEADS if "ctc" not in name]
+DECODERS = [name for name in HEADS if name != "ctc" and "with" not in name]
 
 
 def head_of(name: str, **changes: Any) -> Any:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from heads_kit import COLUMNS, SYMBOLS, head_of, random_texts, shaken, some_tokens, targets_of, texts_of, train
+from heads_kit import COLUMNS, SYMBOLS, head_of, random_texts, shaken, some_tokens, targets_of, texts_of
 from torch import Tensor
 
 from vitocr.heads.ctc import Ctc, columns_needed
@@ -171,43 +171,6 @@ def test_rows_can_be_pooled_by_what_they_show() -> None:
 
 def test_a_single_row_has_nothing_to_pool() -> None:
     assert head_of("ctc", rows="learned").row_scores is None
-
-
-def test_several_frames_a_column_begin_by_reading_as_one_does() -> None:
-    one, three = head_of("ctc"), head_of("ctc", frames=3)
-    for head in (one, three):
-        head.logits.load_state_dict(shaken("ctc").logits.state_dict())
-    tokens = some_tokens(12)
-    once, thrice = one.decode(tokens), three.decode(tokens)
-    assert texts_of(once) == texts_of(thrice) and once.lengths.max() > 3
-    torch.testing.assert_close(once.where, thrice.where)
-    torch.testing.assert_close(one(tokens).repeat_interleave(3, dim=1), three(tokens))
-
-
-def test_a_column_may_say_as_many_characters_as_it_has_frames() -> None:
-    """Three columns under six narrow letters: what one frame a column has no room for, two learn by heart."""
-    texts = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 0, 1, 2]]
-    tokens, targets = some_tokens(2, places=3), targets_of(texts)
-    one, two = (head_of("ctc", grid=(1, 3), max_length=3 * frames, frames=frames) for frames in (1, 2))
-    assert one.loss(tokens, targets)["infeasible"] == 1 and two.loss(tokens, targets)["infeasible"] == 0
-    train(two, tokens, targets, steps=120, align=0.5)
-    found = two.decode(tokens)
-    assert texts_of(found) == texts
-    left, _, right, _ = found.where[0].T
-    torch.testing.assert_close(left, torch.arange(6) / 6)
-    torch.testing.assert_close(right, torch.arange(1, 7) / 6)
-
-
-def test_each_frame_is_told_the_character_in_its_part_of_the_column() -> None:
-    """Two columns of two frames: a narrow letter beside a wide one, and two of the same with a blank between."""
-    head, targets = head_of("ctc", grid=(1, 2), max_length=4, frames=2), targets_of([[5, 5], [3, 7]])
-    targets.spans[1] = torch.tensor([[0, 1 / 4], [1 / 4, 3 / 4]])
-    assert head.column_targets(targets, 4).tolist() == [[5, 5, BLANK, 5], [3, 7, 7, BLANK]]
-    tokens = some_tokens(2, places=2)
-    told = head.loss(tokens, targets, align=1.0)
-    assert torch.isclose(
-        told["align"], F.cross_entropy(head(tokens).flatten(0, 1), head.column_targets(targets, 4).flatten())
-    )
 
 
 @pytest.mark.parametrize("columns", [1, 3])

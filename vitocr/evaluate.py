@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from vitocr.calibration import operating_points
 from vitocr.data.arrays import ImageArrays, Rows, Splits
 from vitocr.errors import UserError, did_you_mean
-from vitocr.inference.ahead import in_order
 from vitocr.metrics import log_softmax, summarise_classification
 from vitocr.results import Failure
 from vitocr.text_metrics import protocol_for, summarise_text
 
 if TYPE_CHECKING:
-    from vitocr.data.text_rows import TextRow, TextSource
+    from vitocr.data.text_rows import TextSource
     from vitocr.predict import Predictor
 
 Watch = Callable[[Iterable[Any], int], Iterable[Any]]
@@ -184,17 +183,12 @@ def read_all(
     labels: list[str] = []
     broken: list[str] = []
 
-    def read(number: int) -> TextRow | UserError:
-        try:
-            return source.read(number)
-        except UserError as error:
-            return error
-
     def readable() -> Iterator[NDArray[np.uint8]]:
-        # Sources need not be safe to read from several threads at once; a single one is beside the model as well.
-        for row in in_order(read, range(len(source)), ahead=batch_size, threads=1):
-            if isinstance(row, UserError):
-                broken.append(str(row))
+        for number in range(len(source)):
+            try:
+                row = source.read(number)
+            except UserError as error:
+                broken.append(str(error))
                 continue
             images.append(row.image)
             labels.append(row.text)

@@ -3,9 +3,6 @@
 A text is read in one pass: the likeliest symbol of each column, repeats merged, blanks dropped. The loss
 sums over all ways to lay the text on the columns; where the renderer knows the spans of the characters,
 `align` tells the columns directly, which ends the long plateau in which CTC looks for the alignment.
-
-A column may answer several times, from its left to its right (`frames`), for next to nothing: where it is as wide as an
-`i` or wider, narrow letters get lost, and two of the same need a blank between them. "Columns" below are these frames.
 """
 
 import torch
@@ -16,10 +13,7 @@ from vitocr.heads.text import Decoded, SymbolLogits, TextTargets, boxes, patch_t
 
 
 class Ctc(nn.Module):
-    """`rows` pools the rows of the grid into one: "mean", or "learned", a softmax over the tokens of a column.
-
-    frames: how many symbols a column of tokens says, one right of the other.
-    """
+    """`rows` pools the rows of the grid into one: "mean", or "learned", a softmax over the tokens of a column."""
 
     def __init__(
         self,
@@ -30,19 +24,15 @@ class Ctc(nn.Module):
         symbols: int,
         max_length: int,
         rows: str = "mean",
-        frames: int = 1,
         smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         if rows not in ("mean", "learned"):
             raise ValueError(f"head.rows={rows}: choose mean or learned")
-        if frames < 1:
-            raise ValueError(f"head.frames={frames}: a column says at least one symbol")
-        if max_length > grid[1] * frames:
+        if max_length > grid[1]:
             raise ValueError(
-                f"head.max_length={max_length} is more than the {grid[1]} columns of the grid with head.frames={frames}"
-                " each, and CTC reads at most one character in each of these: use more frames, narrower patches, a "
-                "wider image, or another head"
+                f"head.max_length={max_length} is more than the {grid[1]} columns of the grid, and CTC reads at most "
+                "one character a column: use narrower patches, a wider image, or another head"
             )
         self.prefix, self.grid, self.blank, self.max_length = prefix, grid, symbols, max_length
         self.logits = SymbolLogits(dim, symbols, smoothing)
@@ -50,25 +40,15 @@ class Ctc(nn.Module):
         self.row_scores = nn.Linear(dim, 1, bias=False) if rows == "learned" and grid[0] > 1 else None
         if self.row_scores is not None:
             nn.init.zeros_(self.row_scores.weight)  # starts as the mean
-        self.frames = frames
-        self.split = nn.Linear(dim, frames * dim, bias=False) if frames > 1 else None
-        if self.split is not None:  # All frames of a column begin by saying the same, which reads as if said once.
-            self.split.weight.data.copy_(torch.eye(dim).repeat(frames, 1))
 
     def pool(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """One token a frame (B, columns, D), and the share of each row in it (B, rows, columns)."""
+        """One token a column (B, columns, D), and the share of each row in it (B, rows, columns)."""
         patches = patch_tokens(tokens, self.prefix, self.grid)
-        grid = patches.unflatten(1, (self.grid[0], -1))  # (B, rows, columns of tokens, D)
+        grid = patches.unflatten(1, (self.grid[0], -1))  # (B, rows, columns, D)
         if self.row_scores is None:
-            pooled, shares = grid.mean(dim=1), grid.new_full(grid.shape[:3], 1 / self.grid[0])
-        else:
-            of_rows = self.row_scores(grid).softmax(dim=1)  # (B, rows, columns of tokens, 1)
-            pooled, shares = (grid * of_rows).sum(dim=1), of_rows[..., 0]
-        if self.split is None:
-            return pooled, shares
-        # (B, columns of tokens, frames * D) to (B, columns of tokens * frames, D)
-        pooled = self.split(pooled).unflatten(2, (self.frames, -1)).flatten(1, 2)
-        return pooled, shares.repeat_interleave(self.frames, dim=2)
+            return grid.mean(dim=1), grid.new_full(grid.shape[:3], 1 / self.grid[0])
+        shares = self.row_scores(grid).softmax(dim=1)  # (B, rows, columns, 1)
+        return (grid * shares).sum(dim=1), shares[..., 0]
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.logits(self.pool(tokens)[0])  # (B, columns, symbols + 1)

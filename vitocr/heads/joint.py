@@ -33,7 +33,7 @@ CTC_COUNTS = 0.3
 class DecoderHead(nn.Module):
     """A head has a `decoder_loss` on patch tokens (B, N, D) and a `reader` of them; the rest is here.
 
-    ctc: weight of the joint CTC head's loss; 0 makes none. frames: of that head, see `heads.ctc`.
+    ctc: weight of the joint CTC head's loss; 0 makes none.
     """
 
     def __init__(
@@ -46,7 +46,6 @@ class DecoderHead(nn.Module):
         max_length: int,
         ctc: float,
         smoothing: float,
-        frames: int = 1,
     ) -> None:
         super().__init__()
         if ctc < 0:
@@ -55,7 +54,7 @@ class DecoderHead(nn.Module):
         self.ctc_weight = ctc
         # The decoder also learns texts that CTC has no room for; their share is told as "infeasible".
         of_ctc: Any = {"dim": dim, "prefix": prefix, "grid": grid, "symbols": symbols, "smoothing": smoothing}
-        self.ctc = Ctc(**of_ctc, max_length=min(max_length, grid[1] * frames), frames=frames) if ctc else None
+        self.ctc = Ctc(**of_ctc, max_length=min(max_length, grid[1])) if ctc else None
 
     def decoder_loss(
         self, memory: Tensor, targets: TextTargets, *, label_smoothing: float, align: float

@@ -31,13 +31,11 @@ class Lstm(DecoderHead):
         max_length: int,
         hidden: int = 256,
         ctc: float = 0.0,
-        frames: int = 1,
         smoothing: float = 0.0,
     ) -> None:
         super().__init__(
-            dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc, frames=frames,
-            smoothing=smoothing,
-        )  # fmt: skip
+            dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc, smoothing=smoothing
+        )
         self.hidden = hidden
         self.embed = nn.Embedding(symbols + 1, dim)
         self.of_token, self.of_state = nn.Linear(dim, hidden), nn.Linear(hidden, hidden, bias=False)

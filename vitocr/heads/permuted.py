@@ -64,13 +64,11 @@ class Permuted(DecoderHead):
         mlp_ratio: float = 4.0,
         activation: str = "relu",
         ctc: float = 0.0,
-        frames: int = 1,
         smoothing: float = 0.0,
     ) -> None:
         super().__init__(
-            dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc, frames=frames,
-            smoothing=smoothing,
-        )  # fmt: skip
+            dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc, smoothing=smoothing
+        )
         if orders < 1:
             raise ValueError(f"head.orders={orders}: train on at least one")
         self.orders = orders

@@ -30,13 +30,11 @@ class Transformer(DecoderHead):
         activation: str = "relu",
         positions: str = "learned",
         ctc: float = 0.0,
-        frames: int = 1,
         smoothing: float = 0.0,
     ) -> None:
         super().__init__(
-            dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc, frames=frames,
-            smoothing=smoothing,
-        )  # fmt: skip
+            dim=dim, prefix=prefix, grid=grid, symbols=symbols, max_length=max_length, ctc=ctc, smoothing=smoothing
+        )
         if positions not in ("learned", "sine"):
             raise ValueError(f"head.positions={positions}: choose learned or sine")
         if depth < 1:

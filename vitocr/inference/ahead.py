@@ -18,12 +18,8 @@ Out = TypeVar("Out")
 MOST_THREADS = 4  # decoding keeps up with any model from there on, and more only share the same cores
 
 
-def in_order(
-    function: Callable[[Item], Out], items: Iterable[Item], *, ahead: int, threads: int = MOST_THREADS
-) -> Iterator[Out]:
+def in_order(function: Callable[[Item], Out], items: Iterable[Item], *, ahead: int) -> Iterator[Out]:
     """`map(function, items)` in threads, at most `ahead` results in advance of the consumer.
-
-    threads: at most so many; one where the function may not be called twice at once.
 
     For a single item nothing can overlap, and who asks for one word waits for it: it is done right here, and neither
     threads nor the module that makes them cost anything.
@@ -35,7 +31,7 @@ def in_order(
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    pool = ThreadPoolExecutor(min(threads, usable_cores()))
+    pool = ThreadPoolExecutor(min(MOST_THREADS, usable_cores()))
     waiting: deque[Future[Out]] = deque()
     try:
         for item in chain(first, items):

@@ -371,7 +371,7 @@ def run_around_peak(profile: Floats) -> tuple[Floats, Floats]:
 
 
 def choose(first: Spelled, second: Spelled, take_second: NDArray[np.bool_]) -> Spelled:
-    """Row by row one of two readings, the second seen on as many columns or more; `take_second` (B,)."""
+    """Row by row one of two readings; `take_second` (B,)."""
     if take_second.all():
         return second
     if not take_second.any():
@@ -386,11 +386,10 @@ def choose(first: Spelled, second: Spelled, take_second: NDArray[np.bool_]) -> S
             chosen[rows, :width] = some[rows, :width]
         return chosen
 
-    frames = second.seen.shape[2] // first.seen.shape[2]  # of CTC, which may have several to a column
     return Spelled(
         pick(first.ids, second.ids, -1),
         lengths,
         pick(first.probs, second.probs, 1),
         np.where(take_second, second.confidence, first.confidence),
-        pick(first.seen.repeat(frames, axis=2), second.seen, 0),
+        pick(first.seen, second.seen, 0),
     )
