@@ -50,6 +50,30 @@ def look(
 
 
 @app.command()
+def pieces(
+    source: Annotated[str, typer.Argument(help="A folder, table or LMDB of photographed words.")],
+    out: Annotated[Path, typer.Option(help="The LMDB to write; name it in data.train.")],
+    model: Annotated[str, typer.Option(help="The model that tells where the characters stand.")] = "str-tiny",
+    held_out: Annotated[int, typer.Option(min=0, help="Rows to leave out: those of data.val_size.")] = 500,
+    seed: Annotated[int, typer.Option(help="That of the training, which holds back by it.")] = 0,
+) -> None:
+    """Cut words between their characters and put pieces side by side: many words to learn from, out of few."""
+    from vitocr import load
+    from vitocr.data.lmdb_store import pack as pack_rows
+    from vitocr.data.pieces import pieces_of
+    from vitocr.data.text_rows import hold_out
+    from vitocr.data.text_sources import open_source
+    from vitocr.output import progress
+
+    words: Any = open_source(source)
+    if held_out:
+        words, _ = hold_out(words, held_out, seed=seed)
+    made = pieces_of(words, load(model), seed=seed, watch=lambda items, total: progress(items, total, what="cutting"))
+    pack_rows(made, out)
+    print(f"{len(made.pieces):,} pieces and {len(made.pairs):,} pairs of {len(words):,} words in {out}")
+
+
+@app.command()
 def render(
     count: Annotated[int, typer.Argument(min=1, help="How many words.")],
     out: Annotated[Path, typer.Option(help="The folder to write: an LMDB, or with --cache the trainer's own arrays.")],
