@@ -5,7 +5,6 @@ stands upright as it is, and anything else as a single letter that it is not sur
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -40,9 +39,6 @@ class BarReader:
         self.longest, self.sure = longest, sure
         self.batches: list[int] = []
         self.asked: list[dict[str, Any]] = []
-
-    def side_by_side(self) -> AbstractContextManager[tuple[int, None]]:
-        return nullcontext((0, None))  # in the thread of who asks, so that batches are kept in their order
 
     def answers(self, pixels: NDArray[np.float32], **asked: Any) -> Iterator[Any]:
         assert pixels.shape[1:] == (3, *FRAME)

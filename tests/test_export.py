@@ -27,7 +27,6 @@ from vitocr.errors import UserError
 from vitocr.export import atomic_folder, export, parts, to_torchscript
 from vitocr.export.check import compare, difference_of
 from vitocr.export.pictures import open_pictures
-from vitocr.inference import run_onnx
 from vitocr.inference.numpy_decode import boxes, read_by_guess, spell, text_probability
 from vitocr.inference.run_onnx import Graphs, SideBySide, open_graphs, open_onnx
 from vitocr.models.model import Model, build_model
@@ -214,25 +213,6 @@ def test_each_core_takes_images_of_its_own_and_all_answers_come_in_order(
     assert len(working) > 1 and all("vitocr-read" in name for name in working)
     working.clear()
     assert same(predictor(images[3]), expected[3]) and not working, "one image is not shared out"
-
-
-def test_batches_that_are_read_at_the_same_time_open_the_model_once_more_and_not_twice(
-    files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "model.onnx"
-    shutil.copy(files("ctc").with_suffix(".onnx"), path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    predictor, images, opened = vitocr.load(path), pictures(20), []
-    expected = [predictor(image) for image in images]
-
-    def slowly(path: Path, *, threads: int) -> Graphs:
-        opened.append(threads)
-        time.sleep(0.1)
-        return open_graphs(path, threads=threads)
-
-    monkeypatch.setattr(run_onnx, "open_graphs", slowly)
-    assert all(same(a, b) for a, b in zip(expected, predictor(images, batch_size=4), strict=True))
-    assert opened == [1]
 
 
 def test_an_onnx_model_that_was_written_anew_meanwhile_goes_on_as_it_was(

@@ -2,10 +2,7 @@
 
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,38 +163,8 @@ def test_a_stream_answers_in_order_and_holds_little(predictor: Predictor) -> Non
     for index in range(50):
         result = next(results)
         assert same(result, expected[index % 5])
-        assert drawn <= index + 1 + (min(4, torch.get_num_threads()) + 2) * 4
+        assert drawn <= index + 1 + 2 * 4
     results.close()  # type: ignore[attr-defined]
-
-
-def test_each_core_takes_batches_of_its_own_and_leaves_torch_as_it_was(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    predictor = vitocr.load(file, device="cpu")
-    images = [picture(seed) for seed in range(24)]
-    expected = predictor(images, batch_size=24)  # a single batch: all cores share every operation
-    model, working = predictor.runner.model, set()  # type: ignore[attr-defined]
-
-    def noting(*_: Any) -> None:
-        working.add((threading.current_thread().name, torch.get_num_threads()))
-        time.sleep(0.02)  # or one core might be done with all before the next has begun
-
-    model.register_forward_pre_hook(noting)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        found = predictor(images, batch_size=4)
-        assert torch.get_num_threads() == 3
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(torch.get_num_threads).result() == 3, "threads yet to come have all cores"
-        assert {count for _, count in working} == {1} and len(working) > 1
-        assert all(same(a, b) for a, b in zip(expected, found, strict=True))
-        working.clear()
-        torch.set_num_threads(1)
-        predictor(images, batch_size=4)
-        assert working == {(threading.main_thread().name, 1)}, "where there is one core, threads gain nothing"
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_an_error_of_the_generator_itself_is_not_hidden(predictor: Predictor) -> None:

@@ -70,6 +70,13 @@ def test_every_record_is_listed_with_the_command_that_its_log_begins_with(record
     assert f"python train.py {' '.join(words)}" in [line.replace("'", "") for line in lines]
 
 
+def test_a_record_can_be_run_again_for_its_steps_where_its_minutes_would_come_to_something_else() -> None:
+    words = rerun.in_steps(rerun.commands(README)["str-10m"], rerun.steps_of("str-10m"))
+    assert words == ["task=str", "steps=1712"]
+    figures = {"test": {"accuracy": 0.5}}
+    assert "(seed 1, for its 1,712 steps)" in rerun.table(rerun.rows_of("x", 1, figures, figures, steps=1712))
+
+
 def test_two_runs_of_a_record_are_compared_set_by_set() -> None:
     first = {"val": {"accuracy": 0.5}, "test": {"accuracy": 0.90, "n": 3}, "parameters": 7}
     again = {"val": {"accuracy": 0.1}, "test": {"accuracy": 0.91}, "parameters": 7}

@@ -1,9 +1,9 @@
 """Images in, Labels or Readings out, in batches: `vitocr.load("model.safetensors")(["a.jpg", "b.jpg"])`.
 
 A predictor is the preprocessing and the model of a checkpoint, nothing else. Images are decoded and
-resized by a few threads while the model works on the batches before, each core on one of its own, and no
-more than a batch a core and two besides are held at a time, so a stream of any length takes the same memory.
-What an image is answered does not depend on what else is in its batch.
+resized by a few threads while the model works on the batch before, and no more than two batches are
+held at a time, so a stream of any length takes the same memory. What an image is answered does not
+depend on what else is in its batch.
 
 Batches are in the order of the inputs, not sorted by width: preprocessing brings every image, and every window of a
 long line, to the model's one size, so that there is no padding to save.
@@ -15,7 +15,6 @@ for the former only. What a text model looks at of a picture, and what is made o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -83,10 +82,6 @@ def load(model: str | Path, device: str | torch.device | None = None, *, precisi
 
 class Runner(Protocol):
     """What makes answers of batches: `run_torch.TorchModel` or `run_onnx.Graphs`."""
-
-    def side_by_side(self) -> AbstractContextManager[tuple[int, Callable[[], object] | None]]:
-        """How many batches at a time, each in a thread, keep the machine busy (0: there is but one core, and a thread
-        would gain nothing), and what each thread does first."""
 
     def answers(self, pixels: NDArray[np.float32], **asked: Any) -> Iterable[Any]:
         """Of every image of (B, 3, h, w) its logits (C,), or the fields of `heads.text.Decoded` and the mean of its
@@ -239,22 +234,15 @@ class Predictor:
         if batch_size < 1:
             raise UserError(f"batch_size={batch_size}: a batch has at least one image.")
         prepared = in_order(partial(_prepare, look), enumerate(inputs), ahead=batch_size)
-        batches: Iterator[list[Prepared]] = iter(partial(_some, prepared, batch_size), [])
-        answer = partial(self._of_batch, batch_size=batch_size, asked=asked or {})
-        with self.runner.side_by_side() as (workers, begin):
-            answered = in_order(answer, batches, ahead=workers, threads=workers, begin=begin)
-            for batch, answers in answered if workers else map(answer, batches):
-                rows = iter(answers)
-                for one in batch:
-                    yield one, list(islice(rows, len(one.views)))
-
-    def _of_batch(
-        self, batch: list[Prepared], *, batch_size: int, asked: dict[str, Any]
-    ) -> tuple[list[Prepared], list[Any]]:
-        """A batch and the answers to all its views, which are at most `batch_size` for the model at a time."""
-        pixels = [view.pixels for one in batch for view in one.views]
-        parts = (pixels[start : start + batch_size] for start in range(0, len(pixels), batch_size))
-        return batch, [row for part in parts for row in self.runner.answers(self._normalised(part), **asked)]
+        while batch := _some(prepared, batch_size):
+            pixels = [view.pixels for one in batch for view in one.views]
+            rows = (
+                row
+                for start in range(0, len(pixels), batch_size)
+                for row in self.runner.answers(self._normalised(pixels[start : start + batch_size]), **(asked or {}))
+            )
+            for one in batch:
+                yield one, list(islice(rows, len(one.views)))
 
     def _normalised(self, pixels: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         return self.preprocess.normalised(np.stack(pixels))

@@ -1,5 +1,4 @@
-"""`map` in threads that work ahead of who takes the results: images are decoded while the model is at work, and the
-model is at work on the next batches while the answers to one are put into words."""
+"""`map` in threads that work ahead of who takes the results: images are decoded while the model is at work."""
 
 from __future__ import annotations
 
@@ -19,17 +18,8 @@ Out = TypeVar("Out")
 MOST_THREADS = 4  # decoding keeps up with any model from there on, and more only share the same cores
 
 
-def in_order(
-    function: Callable[[Item], Out],
-    items: Iterable[Item],
-    *,
-    ahead: int,
-    threads: int | None = None,
-    begin: Callable[[], object] | None = None,
-) -> Iterator[Out]:
+def in_order(function: Callable[[Item], Out], items: Iterable[Item], *, ahead: int) -> Iterator[Out]:
     """`map(function, items)` in threads, at most `ahead` results in advance of the consumer.
-
-    threads: by default one a core, and a few at most. begin: what each of them does first.
 
     For a single item nothing can overlap, and who asks for one word waits for it: it is done right here, and neither
     threads nor the module that makes them cost anything.
@@ -41,7 +31,7 @@ def in_order(
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    pool = ThreadPoolExecutor(threads or min(MOST_THREADS, usable_cores()), initializer=begin)
+    pool = ThreadPoolExecutor(min(MOST_THREADS, usable_cores()))
     waiting: deque[Future[Out]] = deque()
     try:
         for item in chain(first, items):

@@ -16,12 +16,10 @@ import base64
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,9 +45,6 @@ class Graphs:
 
     def __init__(self, encode: Run, step: Run | None, reading: dict[str, Any], description: dict[str, Any]) -> None:
         self.encode, self.step, self.reading, self.description = encode, step, reading, description
-
-    def side_by_side(self) -> AbstractContextManager[tuple[int, Callable[[], object] | None]]:
-        return nullcontext((0, None))  # one thread, for all that is known here
 
     def answers(self, pixels: NDArray[np.float32], **options: Any) -> Iterable[Any]:
         """Of every image its logits, or the fields of `Decoded` and the mean of its tokens.
@@ -130,20 +125,14 @@ class SideBySide(Graphs):
         super().__init__(shared.encode, shared.step, shared.reading, shared.description)
         self.path, self.cores, self.version = path, cores, version(path)
         self.pool: ThreadPoolExecutor | None = None
-        self.opening = Lock()
-
-    def side_by_side(self) -> AbstractContextManager[tuple[int, Callable[[], object] | None]]:
-        return nullcontext((2, None))  # batches: the cores go on with the second when nothing is left of the first
 
     def answers(self, pixels: NDArray[np.float32], **options: Any) -> Iterable[Any]:
-        with self.opening:
-            alone = self.alone if len(pixels) > 1 else None
+        alone = self.alone if len(pixels) > 1 else None
         if alone is None:
             return super().answers(pixels, **options)
         from concurrent.futures import ThreadPoolExecutor
 
-        with self.opening:
-            self.pool = self.pool or ThreadPoolExecutor(self.cores, thread_name_prefix="vitocr-read")
+        self.pool = self.pool or ThreadPoolExecutor(self.cores, thread_name_prefix="vitocr-read")
         shares = np.array_split(pixels, max(min(self.cores, len(pixels)), math.ceil(len(pixels) / SHARE)))
         return chain.from_iterable(self.pool.map(lambda share: list(alone.answers(share, **options)), shares))
 

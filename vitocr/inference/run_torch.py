@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from vitocr.heads.joint import DecoderHead
 from vitocr.heads.text import Reader
 
 PRECISIONS = ("fp32", "bf16", "auto")
-MOST_WORKERS = 4  # batches at a time: more cores than that share the operations of each
 
 
 class TorchModel:
@@ -31,19 +29,6 @@ class TorchModel:
         self.model, self.reads_text = model.eval(), reads_text
         self.device = next(model.parameters()).device
         self.bf16 = in_bf16(precision, self.device)
-
-    @contextmanager
-    def side_by_side(self) -> Iterator[tuple[int, Callable[[], object] | None]]:
-        """On a CPU each core takes a batch of its own: they need not wait for each other twice an operation."""
-        cores = torch.get_num_threads()
-        if self.device.type != "cpu" or cores == 1:
-            yield int(self.device.type != "cpu"), None
-            return
-        workers = min(MOST_WORKERS, cores)
-        try:
-            yield workers, partial(torch.set_num_threads, cores // workers)
-        finally:  # what a thread sets for itself is also what threads yet to come begin with
-            torch.set_num_threads(cores)
 
     @torch.inference_mode()
     def answers(self, pixels: NDArray[np.float32], **options: Any) -> Iterable[Any]:
