@@ -42,6 +42,16 @@ def steps_of(record: str) -> int:
         return max(int(row["step"]) for row in csv.DictReader(file))
 
 
+def figures_of_record(record: str) -> dict[str, Any]:
+    """What its run measured, and in eval.json what its model was measured on afterwards, where it was."""
+    files = (RECORDS / record / name for name in ("metrics.json", "eval.json"))
+    found: dict[str, Any] = {}
+    for file in files:
+        if file.exists():
+            found |= json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
 def in_steps(words: Sequence[str], steps: int) -> list[str]:
     """The words of a command, with a number of steps in the place of its budget."""
     return [word for word in words if not word.startswith("budget=")] + [f"steps={steps}"]
@@ -103,7 +113,7 @@ def main() -> None:
     words = known[args.record] if steps is None else in_steps(known[args.record], steps)
     words = [*words, *more, f"seed={args.seed}"]
     again = train(args.runs / f"{args.record}-seed{args.seed}", words)
-    first = json.loads((RECORDS / args.record / "metrics.json").read_text(encoding="utf-8"))
+    first = figures_of_record(args.record)
     listed = RECORDS / "reruns.json"
     before = json.loads(listed.read_text(encoding="utf-8"))["rows"] if listed.exists() else []
     kept = [row for row in before if (row["record"], row["seed"]) != (args.record, args.seed)]

@@ -8,11 +8,11 @@ import pytest
 import vitocr
 from vitocr.cli import main as vitocr_command
 from vitocr.data.lmdb_store import pack
-from vitocr.data.pieces import JOINED, Piece, Pieces, between, frames_of, pairs_of, pieces_of, side_by_side
 from vitocr.data.render import Effects, Renderer, RenderSpec
 from vitocr.data.text_rows import Rendered, TextSource, hold_out
 from vitocr.data.text_sources import open_source
 from vitocr.errors import UserError
+from vitocr.pieces import JOINED, Piece, Pieces, between, frames_of, pairs_of, pieces_of, side_by_side
 from vitocr.predict import Predictor
 from vitocr.text_metrics import normalise
 

@@ -77,6 +77,15 @@ def test_a_record_can_be_run_again_for_its_steps_where_its_minutes_would_come_to
     assert "(seed 1, for its 1,712 steps)" in rerun.table(rerun.rows_of("x", 1, figures, figures, steps=1712))
 
 
+def test_a_second_run_is_compared_with_what_the_model_of_the_first_was_measured_on_afterwards() -> None:
+    again = {
+        "IIIT5k_test": {"accuracy": {"36": 0.8}, "protocol": "36"},
+        "val": {"accuracy": {"36": 0.1}, "protocol": "36"},
+    }
+    (row,) = rerun.rows_of("str-10m", 1, rerun.figures_of_record("str-10m"), again)
+    assert (row["set"], row["first"]) == ("IIIT5k_test", 2393 / 3000)
+
+
 def test_two_runs_of_a_record_are_compared_set_by_set() -> None:
     first = {"val": {"accuracy": 0.5}, "test": {"accuracy": 0.90, "n": 3}, "parameters": 7}
     again = {"val": {"accuracy": 0.1}, "test": {"accuracy": 0.91}, "parameters": 7}

@@ -60,10 +60,10 @@ def pieces(
     """Cut words between their characters and put pieces side by side: many words to learn from, out of few."""
     from vitocr import load
     from vitocr.data.lmdb_store import pack as pack_rows
-    from vitocr.data.pieces import pieces_of
     from vitocr.data.text_rows import hold_out
     from vitocr.data.text_sources import open_source
     from vitocr.output import progress
+    from vitocr.pieces import pieces_of
 
     words: Any = open_source(source)
     if held_out:
