@@ -36,24 +36,24 @@ def pieces(words: TextSource, reader: Predictor) -> Pieces:
 
 
 def columns_saying(said: list[int]) -> np.ndarray:
-    return np.log(np.where(np.arange(BLANK + 1) == np.array(said)[:, None], 0.97, 0.01))
+    return np.log(np.where(np.arange(BLANK + 1) == np.array(said)[:, None], 0.97, 0.01))[None]
 
 
 def test_characters_stand_on_the_columns_that_say_them() -> None:
-    frames = frames_of(columns_saying([3, 0, 0, 3, 1, 3, 3, 2]), [0, 1, 2], blank=BLANK)
+    (frames,) = frames_of(columns_saying([3, 0, 0, 3, 1, 3, 3, 2]), [[0, 1, 2]])
     assert frames is not None
     np.testing.assert_allclose(frames * 8, [[1.5, 2.5], [4.5, 4.5], [7.5, 7.5]])
 
 
 def test_a_doubled_character_has_a_blank_in_between() -> None:
-    frames = frames_of(columns_saying([0, 0, 3, 0]), [0, 0], blank=BLANK)
+    (frames,) = frames_of(columns_saying([0, 0, 3, 0]), [[0, 0]])
     assert frames is not None
     np.testing.assert_allclose(frames * 4, [[0.5, 1.5], [3.5, 3.5]])
 
 
 def test_a_label_that_the_columns_do_not_say_or_have_no_room_for_is_not_laid_on_them() -> None:
-    assert frames_of(columns_saying([0, 3, 1, 3]), [2, 2], blank=BLANK) is None
-    assert frames_of(columns_saying([0, 0]), [0, 0], blank=BLANK) is None
+    assert frames_of(columns_saying([0, 3, 1, 3]), [[2, 2]]) == [None]
+    assert frames_of(columns_saying([0, 0]), [[0, 0]]) == [None]
 
 
 def test_the_cut_goes_where_there_are_no_strokes() -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitocr.constraints.ctc_beam import align
 from vitocr.data.text_rows import StoredRow, TextRow, TextSource, encode_row, fingerprint
 from vitocr.errors import UserError
 from vitocr.metrics import log_softmax
@@ -90,8 +91,7 @@ def pieces_of(
     rng = random.Random(f"pieces {seed}")
     cut: list[Piece] = []
     whole: list[Piece] = []
-    for row, frames in watch(_aligned(source, predictor), len(source)):
-        image, text, _ = source.read(row)
+    for row, ((image, text, _), frames) in enumerate(watch(_aligned(source, predictor), len(source))):
         height, width = image.shape[:2]
         if len(text) <= SHORT and width > 0.8 * height:
             whole.append(Piece(row, 0, width, text))
@@ -114,7 +114,7 @@ def _says(reading: Any, text: str) -> bool:
     return bool(wanted) and normalise(reading.text, "36") == wanted
 
 
-def _aligned(source: TextSource, predictor: Predictor) -> Iterator[tuple[int, NDArray[np.float64] | None]]:
+def _aligned(source: TextSource, predictor: Predictor) -> Iterator[tuple[TextRow, NDArray[np.float64] | None]]:
     """Every row, and where its characters stand, in shares of the width (L, 2); None if it is not to be cut."""
     import torch
 
@@ -126,51 +126,39 @@ def _aligned(source: TextSource, predictor: Predictor) -> Iterator[tuple[int, ND
     codec: Any = predictor.codec
     for start in range(0, len(source), BATCH):
         rows = [source.read(row) for row in range(start, min(start + BATCH, len(source)))]
-        images = np.stack([predictor.preprocess(row.image) for row in rows])
-        with torch.inference_mode():
-            logits = runner.encoded(torch.from_numpy(images).to(runner.device)).logits
-        if logits is None:
-            raise UserError(
-                "Words are cut by the columns of CTC, and this model has none: give one with head.ctc above 0."
-            )
-        for number, (row, columns) in enumerate(zip(rows, log_softmax(logits), strict=True)):
-            ids = codec.encode(row.text)
-            wide = row.image.shape[1] > row.image.shape[0]
-            cuts = wide and 3 <= len(ids) == len(row.text) <= LONGEST
-            yield start + number, frames_of(columns, ids, blank=len(codec)) if cuts else None
+        texts = {number: codec.encode(row.text) for number, row in enumerate(rows)}
+        texts = {number: ids for number, ids in texts.items() if _can_be_cut(rows[number], ids)}
+        found: dict[int, NDArray[np.float64] | None] = {}
+        if texts:
+            images = np.stack([predictor.preprocess(rows[number].image) for number in texts])
+            with torch.inference_mode():
+                logits = runner.encoded(torch.from_numpy(images).to(runner.device)).logits
+            if logits is None:
+                raise UserError(
+                    "Words are cut by the columns of CTC, and this model has none: give one with head.ctc above 0."
+                )
+            found = dict(zip(texts, frames_of(log_softmax(logits), list(texts.values())), strict=True))
+        yield from ((row, found.get(number)) for number, row in enumerate(rows))
 
 
-def frames_of(log_probs: NDArray[Any], ids: list[int], *, blank: int) -> NDArray[np.float64] | None:
-    """First and last column of every character, (L, 2) in shares of the width, on the likeliest way of `ids` over the
-    columns (T, S + 1); None if that is unlikely all the same.
+def _can_be_cut(row: TextRow, ids: list[int]) -> bool:
+    return row.image.shape[1] > row.image.shape[0] and 3 <= len(ids) == len(row.text) <= LONGEST
 
-    The states of a way are blank, character, blank, character, ..., blank.
-    """
-    T, states = len(log_probs), 2 * len(ids) + 1
-    symbols = np.full(states, blank)
-    symbols[1::2] = ids
-    # A blank may be left out between two characters that differ.
-    leaps = np.zeros(states, dtype=bool)
-    leaps[3::2] = symbols[3::2] != symbols[1:-2:2]
-    score = np.full(states, -np.inf)
-    score[:2] = log_probs[0, symbols[:2]]
-    steps = np.zeros((T, states), dtype=np.int64)  # from how many states before
-    for t in range(1, T):
-        ways = np.full((3, states), -np.inf)
-        ways[0], ways[1, 1:], ways[2, 2:] = score, score[:-1], score[:-2]
-        ways[2, ~leaps] = -np.inf
-        steps[t] = ways.argmax(axis=0)
-        score = ways.max(axis=0) + log_probs[t, symbols]
-    state = states - 1 if score[-1] > score[-2] else states - 2
-    if not score[state] >= LEAST_SURE * len(ids):
-        return None
-    frames = np.full((len(ids), 2), -1)
-    for t in range(T - 1, -1, -1):
-        if state % 2:
-            last = frames[state // 2, 1]
-            frames[state // 2] = t, t if last < 0 else last
-        state -= int(steps[t, state])
-    return (frames + 0.5) / T
+
+def frames_of(log_probs: NDArray[Any], texts: list[list[int]]) -> list[NDArray[np.float64] | None]:
+    """Of each text on the columns of its image (B, T, S + 1) the first and last column of every character, (L, 2) in
+    shares of the width, on its likeliest way; None if that is unlikely all the same."""
+    columns = log_probs.shape[1]
+    found: list[NDArray[np.float64] | None] = []
+    covers = align(log_probs, np.arange(len(texts)), [tuple(ids) for ids in texts])
+    for row, ids, cover in zip(log_probs, texts, covers, strict=True):  # cover: (L, T)
+        said = np.where(cover.any(axis=0), np.array(ids)[cover.argmax(axis=0)], row.shape[1] - 1)
+        if not cover.any(axis=1).all() or row[np.arange(columns), said].sum() < LEAST_SURE * len(ids):
+            found.append(None)
+            continue
+        last = columns - 1 - cover[:, ::-1].argmax(axis=1)
+        found.append((np.stack([cover.argmax(axis=1), last], axis=1) + 0.5) / columns)
+    return found
 
 
 def between(image: NDArray[np.uint8], frames: NDArray[np.float64]) -> list[int]:

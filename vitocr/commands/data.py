@@ -1,4 +1,4 @@
-"""`vitocr data`: look at word data, pack it into an LMDB, render it, fetch fonts for that."""
+"""`vitocr data`: look at word data, pack it into an LMDB, cut it into pieces, render it, fetch fonts for that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from vitocr.errors import UserError
 
-app = typer.Typer(help="Word data: look at it, pack it, render it, fetch fonts.", no_args_is_help=True)
+app = typer.Typer(help="Word data: look at it, pack it, cut it, render it, fetch fonts.", no_args_is_help=True)
 
 Sources = Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Folders, tables of labels or LMDBs.")]
 Spec = Annotated[str, typer.Option("--spec", help="The renderer's options as JSON, e.g. '{\"korean\": 0.3}'.")]
