@@ -125,6 +125,26 @@ def test_what_is_left_is_told_from_what_is_done() -> None:
     assert clock.remaining_s(20.0) == pytest.approx(30.0)
 
 
+def test_what_is_left_counts_neither_rendering_beforehand_nor_the_pace_of_an_earlier_sitting() -> None:
+    clock = Clock(steps=10, started=time.monotonic())
+    clock.begin(step=0, elapsed_s=500.0)
+    clock.update(step=4, elapsed_s=520.0)
+    assert clock.remaining_s(520.0) == pytest.approx(30.0)
+    resumed = Clock(steps=10, started=time.monotonic())
+    resumed.begin(step=5, elapsed_s=900.0)
+    resumed.update(step=6, elapsed_s=902.0)
+    assert resumed.remaining_s(902.0) == pytest.approx(8.0)
+
+
+def test_of_a_budget_what_is_left_is_what_has_not_been_spent_or_kept_for_the_end() -> None:
+    clock = Clock(budget_s=100.0, started=time.monotonic())
+    clock.begin(step=0, elapsed_s=30.0)
+    clock.reserve_s = 20.0
+    clock.update(step=4, elapsed_s=50.0)
+    assert clock.remaining_s(50.0) == pytest.approx(30.0)
+    assert clock.remaining_s(85.0) == 0.0
+
+
 def tell_progress(rank: int, world: int, folder: str) -> None:
     """A rank that began a little later than the first, and whose stopwatch found validation to take longer."""
     torch.set_num_threads(1)

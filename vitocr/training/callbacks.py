@@ -61,7 +61,7 @@ class Timekeeper(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: Training) -> None:  # type: ignore[override]
         self.agree(module)
-        self.clock.update(step=trainer.global_step, elapsed_s=self.elapsed_s)
+        self.clock.begin(step=trainer.global_step, elapsed_s=self.elapsed_s)
 
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: L.Trainer, module: Training, outputs: Any, batch: Batch, batch_idx: int

@@ -30,6 +30,12 @@ class Clock:
         self.spent_before_s = 0.0  # by the sittings that a resumed run continues
         self.reserve_s = 0.0  # of the budget, kept for evaluating and saving at the end
         self.progress = 0.0
+        self.began = 0.0, 0.0  # progress, and seconds, before the first step of this sitting
+
+    def begin(self, *, step: int, elapsed_s: float) -> None:
+        """The first step of this sitting comes next. What went before, be it rendering words or a sitting on another
+        machine, does not tell how long steps take here."""
+        self.began = self.update(step=step, elapsed_s=elapsed_s), elapsed_s
 
     def elapsed_s(self) -> float:
         return self.spent_before_s + time.monotonic() - self.started
@@ -45,7 +51,10 @@ class Clock:
         return self.progress
 
     def remaining_s(self, elapsed_s: float) -> float:
-        return elapsed_s / max(self.progress, 1e-6) * (1 - self.progress)
+        if self.budget_s is not None:
+            return max(0.0, self.budget_s - self.reserve_s - elapsed_s)
+        progress, seconds = self.began
+        return (elapsed_s - seconds) / max(self.progress - progress, 1e-6) * (1 - self.progress)
 
 
 def learning_rate_factor(progress: float, *, warmup: float, decay: str, final: float = 0.0) -> float:
