@@ -143,15 +143,19 @@ class Workshop:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.done: set[str] = set()
+        self.left: dict[str, set[tuple[Path, int]]] = {}
 
-    def run(self, line: str) -> None:
-        if line in self.done:
-            return
+    def files(self) -> set[tuple[Path, int]]:
+        return {(path, path.stat().st_mtime_ns) for path in self.folder.rglob("*") if path.is_file()}
+
+    def run(self, line: str) -> set[tuple[Path, int]]:
+        """The files that the command wrote, and when."""
+        if line in self.left:
+            return self.left[line]
         words = shlex.split(line)
         for needed in re.findall(r"(?<!run_dir=)\bruns/[\w-]+", line):
             self.run(next(other for other in COMMANDS if other.endswith(f"run_dir={needed}")))
-        self.done.add(line)
+        files = self.files()
         if words[:2] == ["python", "train.py"]:
             from vitocr.train import main
 
@@ -171,6 +175,8 @@ class Workshop:
             except SystemExit as left:
                 assert not left.code
             assert (self.folder / words[words.index("--out") + 1] / "index.html").exists()
+        self.left[line] = self.files() - files
+        return self.left[line]
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +222,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_runs_as_written(line: str, workshop: Workshop) -> None:
-    workshop.run(line)
+    assert workshop.run(line), "it left nothing behind"
 
 
 def test_what_the_benches_measured_is_what_the_page_then_says(workshop: Workshop) -> None:
